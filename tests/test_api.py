@@ -287,12 +287,21 @@ def test_without_pandas_rows_are_lists_of_dicts(finished, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert [each["accuracy"] for each in finished.rounds] == finished.figures.per_round
     (predicted,) = finished.predict(picture(0))
-    assert set(predicted) == {"image", "name", "score", "ranked", "zero_shot", "refused"}
+    assert set(predicted) == {"image", "answer", "name", "score", "ranked", "zero_shot", "refused"}
     comparison = api.Comparison(Comparison(kind="table", rows=[], columns=[], cells=[]), Path())
     assert comparison.rows == []
     with pytest.raises(fedvl.FedVLError) as error:
         comparison.to_pandas()
     assert "pip install pandas" in one_sentence(error)
+
+
+def test_an_answer_below_the_least_share_is_unsure_and_images_can_be_browsed(finished):
+    sure, unsure = (finished.predict(picture(0), unsure=least) for least in (0.01, 0.999999))
+    assert list(sure["answer"]) == list(sure["name"]) == list(unsure["name"])
+    assert list(unsure["answer"]) == ["unsure"]
+    assert finished.images_page() == finished.folder / "images.html"
+    tested = sum(map(sum, finished.figures.confusion))
+    assert (finished.folder / "images.html").read_text("utf-8").count("<li data-file=") == tested
 
 
 def test_opened_again_it_is_the_same(finished):

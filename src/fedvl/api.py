@@ -159,12 +159,14 @@ class RunResult:
         *,
         top: int = 3,
         client: int | None = None,
+        unsure: float | None = None,
         device: str | None = None,
     ) -> Any:
         """Predict images, a row each: files, folders, PIL images or NumPy arrays (0 to 255).
 
         ``classes`` are any names if the method allows it, else the run's own; ``client`` takes that
-        client's personal model.
+        client's personal model. The answer is "unsure" where the likeliest name's share is below
+        ``unsure``, or below the run's setting of that name.
         """
         from fedvl.serve.images import image_sources
         from fedvl.serve.model import predict_images
@@ -174,8 +176,8 @@ class RunResult:
         sources = list(image_sources(images))
         with torch_as_new():
             model = self._model(device)
-            user = model.user(None if classes is None else _listed(classes), client=client)
-            lines = predict_images(model, user, sources, top)
+            user = model.user(None if classes is None else _listed(classes), client=client, unsure=unsure)
+            lines = list(predict_images(model, user, sources, top))
         return frame([_prediction(line) for line in lines])
 
     def _open(self, device: str | None) -> "TrainedModel":
@@ -194,6 +196,13 @@ class RunResult:
             raise FedVLError(f"The run in {self.folder} has no rounds to draw.")
         drawn = line_chart([Series("", accuracy)], reference, 640, 260, "accuracy, %", unit=" %")
         return Chart(drawn, self._title + ("; dashed: zero-shot" if reference is not None else ""))
+
+    def images_page(self) -> Path:
+        """Write images.html, to browse the test images and correct labels, and return its path."""
+        from fedvl.report.images_page import write_images_page
+
+        with torch_as_new(), display_here(quiet=True) as display:
+            return write_images_page(self._folder, display)
 
     def report(self) -> Path:
         """Write report.html again and return its path."""
@@ -594,9 +603,12 @@ def torch_as_new(threads: int | None = None) -> Iterator[None]:
 
 def _prediction(line: "Line") -> Row:
     """Flatten one prediction: the likeliest name first, all of the ranked names beside it."""
+    from fedvl.serve.model import answer_of
+
     ranked, zero_shot = line.get("ranked", []), line.get("zero_shot", [])
     return {
         "image": line["image"],
+        "answer": answer_of(line),
         "name": ranked[0]["name"] if ranked else None,
         "score": ranked[0]["score"] if ranked else None,
         "ranked": [(each["name"], each["score"]) for each in ranked],

@@ -301,6 +301,10 @@ class EvaluationConfig(Section):
     """
     target_accuracy: float | None = Field(None, gt=0, le=100)
     """Accuracy in percent; the result says what it cost to reach it. Not reported if absent."""
+    unsure: float | None = Field(None, gt=0, lt=1)
+    """Share of the likeliest class below which the answer is "unsure", such as 0.8. Every answer
+    names a class if absent.
+    """
     test: bool = True
     """Evaluate on the test set; a sweep does so for the chosen setting only."""
     batch_size: int = Field(4096, ge=1, le=MANY)
@@ -420,6 +424,7 @@ FLAGS = {
     "chunk": "federation.chunk",
     "one_by_one": "federation.one_by_one",
     "protocol": "evaluation.protocol",
+    "unsure": "evaluation.unsure",
     "seed": "seed",
     "device": "device",
 }

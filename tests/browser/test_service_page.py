@@ -1,10 +1,15 @@
 """The page in a real browser: names, images, ranked answers, prototypes, comparison; by keyboard, on a phone, with a token."""
 
-import pytest
-from helpers.browser import Browser
-from helpers.finished import png, serving
+import csv
+import io
+import math
 
-from fedvl.serve.app import make_app
+import pytest
+from helpers.browser import Browser, until
+from helpers.finished import picture, png, serving
+
+from fedvl.serve.app import Offered, make_app
+from fedvl.serve.reported import ReportBox
 
 NAMES = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
 
@@ -66,8 +71,9 @@ def test_names_twenty_images_answers_prototypes_and_comparison(browser, address,
         assert card["names"] == [name for name, _ in reply.ranked[:4]]
         assert card["zero_shot"] == [name for name, _ in reply.zero_shot[:4]]
         assert card["kept"] == (None if reply.example_of is None else f"prototype of {reply.example_of}")
-        most = max(reply.ranked[0][1], reply.zero_shot[0][1])  # a bar is as long as its share of the longest
-        assert float(card["widths"][0].rstrip("%")) == pytest.approx(100 * reply.ranked[0][1] / most, abs=1)
+        widths = [float(width.rstrip("%")) for width in card["widths"]]  # a full bar is a share of 100 %
+        assert widths == pytest.approx([100 * share for _, share in reply.ranked[:4]], abs=0.1)
+        assert f"as unsure as between {math.exp(reply.entropy):.1f} names" in card["said"] or reply.entropy < 0.05
         assert card["differs"] == (reply.ranked[0][0] != reply.zero_shot[0][0])
     assert found[20]["refused"]
     assert "not an image of a known format" in found[20]["said"]
@@ -145,13 +151,24 @@ def test_the_keyboard_reaches_everything(browser, address, pictures):
     browser.wait_for("document.querySelectorAll('.answer').length === 2")
     browser.evaluate("document.body.focus()")
     reached = []
-    for _ in range(7):
+    for _ in range(10):
         browser.press("Tab", 9)
         reached.append(browser.evaluate("document.activeElement.id || document.activeElement.parentElement.id"))
         if reached[-1] == "compare":
             assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
             browser.press("Enter", 13, "\r")
-    assert reached == ["names", "files", "folder", "compare", "clear", "leaning", "memory"]
+    assert reached == [
+        "show-card",
+        "names",
+        "files",
+        "folder",
+        "compare",
+        "doubt",
+        "download",
+        "clear",
+        "leaning",
+        "memory",
+    ]
     assert browser.evaluate("document.getElementById('compare').getAttribute('aria-pressed')") == "true"
 
 
@@ -166,6 +183,75 @@ def test_a_phone_shows_all_without_scrolling_sideways(browser, address, pictures
     assert browser.evaluate("document.documentElement.scrollWidth") == 390
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(19, 22, 26)" if dark else "rgb(255, 255, 255)")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
+def test_doubt_measured_figures_previews_csv_card_and_reports(browser, fed_mp, tmp_path, width, dark):
+    scan, folder = io.BytesIO(), tmp_path / "reports"
+    picture(40).save(scan, "TIFF")
+    shown = tmp_path / "=scan.tif"
+    shown.write_bytes(scan.getvalue())
+    offered = Offered(unsure=0.6, example=("example.png", png(7)), reports=ReportBox(folder))
+    browser.screen(width, 900, dark=dark, phone=width < 500)
+    with serving(make_app(fed_mp, offered=offered)) as url:
+        browser.open(url)
+        browser.wait_for("!document.getElementById('measured').hidden")
+        told = browser.evaluate("document.querySelector('header').innerText")
+        assert f"{fed_mp.result.accuracy:.1f} % right (95 % interval" in told
+        assert "Answers below 60% are marked as unsure" in told
+        browser.evaluate("document.getElementById('example').click()")
+        browser.wait_for("document.querySelectorAll('.answer').length === 1")
+        browser.give_files("#files", [shown])
+        browser.wait_for("document.querySelectorAll('.answer').length === 2")
+        # the browser does not show a TIFF file, and gets a small copy
+        browser.wait_for("[...document.querySelectorAll('.answer img')].every((each) => each.naturalWidth === 32)")
+        found = {card["image"]: card for card in cards(browser)}
+        rows = fed_mp.encode([fed_mp.read(png(7)), fed_mp.read(scan.getvalue())])
+        user = fed_mp.user(unsure=0.6)
+        replies = dict(zip(("example.png", shown.name), [user.ask([row], 5)[0] for row in rows], strict=True))
+        confusion = fed_mp.result.confusion
+        for name, reply in replies.items():
+            assert ("unsure: below 60%" in found[name]["said"]) == reply.unsure == (reply.ranked[0][1] < 0.6)
+            number = fed_mp.class_names.index(reply.ranked[0][0])
+            hits, named = confusion[number][number], sum(row[number] for row in confusion)
+            measured = (
+                f"{hits} of {sum(confusion[number])} test images recognised; right in {hits} of {named} such answers"
+            )
+            assert f"{reply.ranked[0][0]}: {measured}" in found[name]["said"]
+
+        browser.evaluate("document.getElementById('doubt').click()")
+        ordered = sorted(replies, key=lambda name: -replies[name].entropy)
+        assert [card["image"] for card in cards(browser)] == ordered
+        browser.evaluate("document.getElementById('doubt').click()")
+        assert [card["image"] for card in cards(browser)] == ["example.png", shown.name]
+
+        browser.command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+        browser.evaluate("document.getElementById('download').click()")
+        saved = tmp_path / "predictions.csv"
+        assert until(saved.exists)
+        for row, reply in zip(csv.DictReader(saved.read_text("utf-8-sig").splitlines()), replies.values(), strict=True):
+            assert (row["name"], row["name_2"]) == (reply.ranked[0][0], reply.ranked[1][0])
+            assert row["answer"] == ("unsure" if reply.unsure else row["name"])
+            assert float(row["score_2"]) == pytest.approx(reply.ranked[1][1], abs=1e-4)
+            assert float(row["entropy"]) == pytest.approx(reply.entropy, abs=1e-3)
+        assert row["image"] == "'=scan.tif"  # no formula of a spreadsheet
+
+        browser.evaluate("document.getElementById('show-card').focus()")
+        browser.press("Enter", 13, "\r")
+        browser.wait_for("document.getElementById('card').open")
+        assert browser.evaluate("document.getElementById('card-text').textContent").startswith("# Model card of fed-mp")
+        browser.press("Escape", 27)
+        browser.wait_for("!document.getElementById('card').open")
+
+        browser.evaluate("document.querySelectorAll('.wrong summary')[1].click()")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        browser.evaluate("document.querySelectorAll('.wrong input[name=truth]')[1].focus()")
+        browser.type("=frog")
+        browser.press("Enter", 13, "\r")
+        browser.wait_for("document.querySelectorAll('.sent')[1].textContent === 'Sent. Thank you.'")
+        (told,) = csv.DictReader((folder / "reported.csv").read_text("utf-8").splitlines())
+        assert (told["image"], told["truth"], told["picture"]) == ("'=scan.tif", "'=frog", "")
+        assert sorted(path.name for path in folder.iterdir()) == ["reported.csv"]
 
 
 def test_a_token_comes_with_the_address_or_is_asked_for(browser, fed_mp, pictures):

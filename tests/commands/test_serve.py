@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from fedvl.cli import app
 from fedvl.commands.run import read_names
-from fedvl.commands.serve import print_table, write_csv
+from fedvl.commands.serve import csv_row, csv_writer, print_table
 from fedvl.errors import FedVLError
-from fedvl.serve.model import Line, Ranked
+from fedvl.serve import model as fedvl_model
+from fedvl.serve.model import Line, Ranked, TrainedModel
 
 
 @pytest.fixture
@@ -57,8 +58,47 @@ def test_predict_in_three_forms_says_the_same(folder_of, photos):
         assert {each["name"] for each in line["ranked"]} == {"cat", "ship", "horse"}
         best = line["ranked"][0]
         assert (row["name"], float(row["score"])) == (best["name"], best["score"])
+        assert row["answer"] == best["name"]
+        for rank, each in enumerate(line["ranked"][1:], 2):
+            assert (row[f"name_{rank}"], float(row[f"score_{rank}"])) == (each["name"], each["score"])
+        assert "name_4" not in row
         assert row["zero_shot_name"] == line["zero_shot"][0]["name"]
     assert table.count("refused:") == 1
+
+
+def test_an_answer_below_the_least_share_is_unsure(folder_of, photos):
+    words = ("predict", folder_of("linear"), photos)
+    shares = sorted(
+        line["ranked"][0]["score"] for line in json.loads(fedvl(*words, "--json").stdout) if "ranked" in line
+    )
+    least = (shares[1] + shares[2]) / 2  # two of four are below it
+    told = json.loads(fedvl(*words, "--unsure", least, "--json").stdout)
+    assert [line["unsure"] for line in told if "ranked" in line].count(True) == 2
+    rows = list(csv.DictReader(io.StringIO(fedvl(*words, "--unsure", least, "--csv").stdout)))
+    for line, row in zip(told, rows, strict=True):
+        expected = "" if "refused" in line else "unsure" if line["unsure"] else line["ranked"][0]["name"]
+        assert row["answer"] == expected
+        assert row["name"] == ("" if "refused" in line else line["ranked"][0]["name"])
+    assert fedvl(*words, "--unsure", least).stdout.count("unsure") == 2
+    with pytest.raises(FedVLError, match=r"--unsure is a share between 0 and 1, such as 0\.8, and not 80"):
+        fedvl(*words, "--unsure", 80)
+
+
+def test_ctrl_c_keeps_the_rows_that_are_written(folder_of, photos, monkeypatch):
+    class Interrupted(TrainedModel):
+        def encode_files(self, sources):
+            if sources[0][0].endswith("2.png"):
+                raise KeyboardInterrupt
+            return super().encode_files(sources)
+
+    monkeypatch.setattr(fedvl_model, "TrainedModel", Interrupted)
+    monkeypatch.setattr(fedvl_model, "ENCODED_TOGETHER", 2)
+    monkeypatch.setattr(fedvl_model, "IMAGES_AT_ONCE", 2)
+    found = fedvl("predict", folder_of("linear"), photos, "--csv")
+    assert found.exit_code == 130
+    assert [row["image"][-5:] for row in csv.DictReader(io.StringIO(found.stdout))] == ["0.png", "1.png"]
+    assert "Stopped before the end of 5 images; the rows of 2 are written." in found.stderr
+    assert "nothing is written; --csv writes row by row" in fedvl("predict", folder_of("linear"), photos).stderr
 
 
 def test_predict_asks_in_the_batches_of_the_run(folder_of, fed_mp, tmp_path):
@@ -94,10 +134,11 @@ def test_names_from_a_file_may_hold_commas(tmp_path):
     assert read_names(f"@{tmp_path / 'names.txt'}") == ["fox, red", "猫"]
 
 
-def test_serve_prints_an_address_that_answers(folder_of):
+def test_serve_prints_an_address_that_answers(folder_of, photos, tmp_path):
     """On all addresses it makes up a token, without which nothing is told."""
     for host, secret in (("127.0.0.2", False), ("0.0.0.0", True)):
         words = [sys.executable, "-m", "fedvl.cli", "serve", str(folder_of("linear")), "--host", host, "--port", "0"]
+        words += ["--unsure", "0.7", "--example", str(photos / "0.png"), "--reports", str(tmp_path / "reports")]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout
@@ -111,7 +152,10 @@ def test_serve_prints_an_address_that_answers(folder_of):
                     urllib.request.urlopen(request, timeout=30)
                 request.add_header("Authorization", f"Bearer {token}")
             with urllib.request.urlopen(request, timeout=30) as response:
-                assert json.load(response)["method"] == "linear"
+                about = json.load(response)
+            assert (about["method"], about["unsure"], about["example"]) == ("linear", 0.7, "0.png")
+            assert about["reports"]
+            assert (tmp_path / "reports" / "reported.csv").is_file()
         finally:
             process.terminate()
             process.wait(30)
@@ -192,7 +236,7 @@ def test_names_are_inert_in_a_terminal_and_in_a_spreadsheet(capsys):
     lines: list[Line] = [
         {"image": "=evil\x1b.png", "ranked": ranked[i:], "entropy": 0.1, "zero_shot": ranked[i:]} for i in range(9)
     ]
-    write_csv(lines)
+    csv_writer(9).writerows(map(csv_row, lines))
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     shown = [
         "'=HYPERLINK(1)",

@@ -9,7 +9,7 @@ from sklearn import metrics
 
 from fedvl.evaluation import figures as module
 from fedvl.evaluation.calibration import calibration_error
-from fedvl.evaluation.counts import BINS, add_counts, bin_edges, count, empty, withheld
+from fedvl.evaluation.counts import BINS, LIMIT, STEP, add_counts, bin_edges, count, empty, withheld
 from fedvl.evaluation.figures import calibration_curve, choose_thresholds, half
 
 NAMES = ["a", "b", "c", "d"]
@@ -37,6 +37,21 @@ def test_areas_are_those_of_scikit_learn_within_the_binning_error(seed, least):
     if not least:
         macro = metrics.roc_auc_score(labels, shares, multi_class="ovr")
         assert abs(found.auroc.value - macro) <= found.auroc.binning + ROUNDING
+
+
+def test_roc_curves_are_those_of_scikit_learn_at_the_bins():
+    labels, shares = drawn()
+    binned = np.clip(np.floor((np.log(shares) - np.log1p(-shares) + LIMIT) / STEP), 0, BINS - 1)
+    for number, each in enumerate(figures(count(labels, shares), NAMES, HALF).classes):
+        alarms, hits, _ = metrics.roc_curve(labels == number, binned[:, number], drop_intermediate=False)
+        points = np.array([(point.alarms, point.hits) for point in each.roc])
+        assert (points[0] == 0).all()
+        assert (points[-1] == 100).all()
+        area = np.trapezoid(points[:, 1], points[:, 0]) / 1e4
+        assert area == pytest.approx(metrics.auc(alarms, hits), abs=1e-9)
+        kept = {tuple(np.round(point, 6)) for point in points}
+        assert kept <= {tuple(np.round((100 * x, 100 * y), 6)) for x, y in zip(alarms, hits, strict=True)}
+        assert len(points) < len(alarms)
 
 
 def test_accuracy_and_calibration_are_those_of_the_scores():

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ def find_chromium() -> str:
     if os.environ.get("FEDVL_NO_BROWSER"):
         pytest.skip("Chromium could not be installed on this machine")
     raise AssertionError("There is no Chromium here; install it, for example with apt-get install chromium.")
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """What a condition says once it is true, or at last."""
+    end = time.monotonic() + PATIENCE
+    while not (value := condition()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return value
 
 
 class Browser:
@@ -85,11 +94,8 @@ class Browser:
 
     def wait_for(self, script: str) -> Any:
         """The value of an expression once it is true."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            if value := self.evaluate(script):
-                return value
-            time.sleep(0.05)
+        if value := until(lambda: self.evaluate(script)):
+            return value
         raise AssertionError(f"{script} did not come true; the page says: {self.evaluate('document.body.innerText')}")
 
     def give_files(self, selector: str, paths: list[Path]) -> None:

@@ -3,7 +3,15 @@
 from helpers.contents import result_of
 from helpers.made_up import make_result
 
-from fedvl.report.ending import course, ending, skipped, took_part, true_pseudo_labels, withdrawal_sentences
+from fedvl.report.ending import (
+    calibration,
+    course,
+    ending,
+    skipped,
+    took_part,
+    true_pseudo_labels,
+    withdrawal_sentences,
+)
 from fedvl.runs.contents import Withdrawal
 
 
@@ -118,3 +126,30 @@ def test_it_says_what_is_chance_between_machines_and_nothing_of_tensors_that_did
     assert told[0].startswith("With client 1: ")
     assert told[-1].endswith("part of the difference is chance.")
     assert not any("as far apart" in each for each in told)
+
+
+def test_the_calibration_is_told_with_its_remedy():
+    """Small errors need no words; a large one is told with what fits a temperature, or with what it was without one."""
+    large = {"rounds": 1, "ece": 8.25}
+    assert calibration(result_of({**large, "ece": 5.0})) == []
+    (told,) = calibration(result_of(large))
+    assert (
+        told == "Shares are wrong by 8.2 points: --set evaluation.validation=0.2 fits a temperature to held-out images."
+    )
+    fitted = {**large, "temperature": 1.5, "temperature_from": "40 images that clients held out"}
+    assert calibration(result_of(fitted)) == []  # of a method whose scores do not become shares: no error before
+    (told,) = calibration(result_of({**fitted, "uncalibrated_ece": 12.0}))
+    assert told.startswith("Shares are those of scores divided by 1.5, fitted to 40 images that clients held out:")
+    assert told.endswith("the calibration error is 8.2 instead of 12.0 points.")
+    sure = [{"least": least, "unsure": 100 * least, "images": 30, "accuracy": 90.0} for least in (0.5, 0.8)]
+    unsure = {"rounds": 1, "sure": sure, "config": {"evaluation": {"unsure": 0.8}}}
+    assert calibration(result_of(unsure)) == [
+        "Unsure below 80 %: 80.0 % of the answers; right of the others: 90.00 % (74.4 to 96.5)."
+    ]
+    assert calibration(result_of({**unsure, "config": {}})) == []
+
+
+def test_a_run_without_rounds_says_that_nothing_was_trained():
+    none = {"rounds": 0, "config": {"federation": {"rounds": 0}}}
+    assert course(result_of(none)) == ["No round was run, so nothing was trained over rounds: raise --rounds to train."]
+    assert course(result_of({**none, "method": "zero-shot"})) == []

@@ -9,6 +9,7 @@ from fedvl.report.evaluation_page import (
     calibration_series,
     evaluation_lines,
     rarest,
+    roc_series,
     write_evaluation_page,
 )
 
@@ -47,6 +48,7 @@ def test_a_page_of_a_secure_sum_has_no_figures_of_a_site(tmp_path):
     assert 'id="sites"' not in text
     assert "melanoma" in text
     assert 'id="calibration"' in text
+    assert 'id="roc"' in text
 
 
 def test_a_page_says_what_a_site_withheld(tmp_path):
@@ -102,3 +104,15 @@ def test_the_page_states_noise_and_what_it_does(tmp_path):
     assert "±2.5 by noise" in text
     assert "Noise hides each image in the counts: epsilon 4 at delta 1e-05." in evaluation_lines(noisy)
     assert 'id="noise"' not in write_evaluation_page(found, tmp_path / "plain.html").read_text()
+
+
+def test_roc_curves_of_the_classes_with_the_smallest_areas_are_drawn():
+    found = made_up_evaluation(secure=True).pooled
+    *curves, chance = roc_series(found)
+    areas = {each.name: each.auroc.value for each in found.classes if each.auroc}
+    assert [curve.name for curve in curves] == sorted(areas, key=areas.__getitem__)
+    assert [curve.points[0] for curve in curves] == [(0, 0)] * 4
+    assert chance.points == [(0.0, 0.0), (100.0, 100.0)]
+    many = found.model_copy(update={"classes": found.classes * 2})
+    assert len(roc_series(many)) == 6
+    assert roc_series(found.model_copy(update={"classes": []})) == []

@@ -111,7 +111,7 @@ def test_every_share_has_its_interval_and_its_images(sample, page_of):
         in page.text
     )
     low, high = binomtest(360, 500).proportion_ci(method="wilson")
-    assert ["a", "", "60.0", "72.0", "+12.0", f"{100 * low:.0f} to {100 * high:.0f}", "500"] in page.rows
+    assert ["a", "", "60.0", "72.0", "+12.0", f"{100 * low:.0f} to {100 * high:.0f}", "82.2", "500"] in page.rows
 
 
 def test_costs_are_human_with_exact_figures_in_titles(sample, page_of):
@@ -162,12 +162,50 @@ def test_recalls_are_sorted_by_change_and_tallied(sample, page_of):
     assert "1 gained, 1 lost, 1 unchanged, of 3 classes." in page.texts["recall"]
 
 
-def test_a_class_without_test_images_has_no_recall(sample, page_of):
+def test_a_class_without_test_images_has_a_row_that_says_so(sample, page_of):
     result, metrics = sample
     result["per_class_recall"][3] = None
+    result["confusion"][3] = [0] * 10
     page = page_of(result, metrics)
-    assert "of 9 classes" in page.texts["recall"]
-    assert "cat" not in page.texts["all-recalls"]
+    assert "of 10 classes; 1 without a test image, of which nothing is known." in page.texts["recall"]
+    (row,) = (row for row in page.rows if row[0] == "cat")
+    assert (row[3], row[-1]) == (MISSING, "0")
+
+
+def test_precision_is_that_of_the_confusion_matrix(sample, page_of):
+    result, metrics = sample
+    page = page_of(result, metrics)
+    for number, name in enumerate(result["class_names"]):
+        named = sum(row[number] for row in result["confusion"])
+        (row,) = (row for row in page.rows if row[0] == name and len(row) == 8)
+        assert row[-2] == f"{100 * result['confusion'][number][number] / named:.1f}"
+
+
+def test_trust_shows_shares_against_the_truth_and_what_unsure_answers_cost(sample, page_of):
+    result, metrics = sample
+    bins = [{"share": 40.0, "right": 30.0, "images": 10}, {"share": 90.0, "right": 80.0, "images": 30}]
+    result |= {"reliability": bins, "uncalibrated_reliability": bins[::-1]}
+    result |= {"sure": [{"least": 0.8, "unsure": 25.0, "images": 30, "accuracy": 90.0}]}
+    page = page_of({**result, "temperature": 1.5, "temperature_from": "40 images that clients held out"}, metrics)
+    assert "temperature of 1.5" in page.texts["trust"]
+    assert "fitted to 40 images that clients held out, never to test images" in page.texts["trust"]
+    assert ["Unsure below 80 %", "25.0 % of the answers; right of the others: 90.00 % (74.4 to 96.5)"] in page.rows
+    assert "without temperature" in page.texts["trust"]
+    page = page_of({**result, "uncalibrated_reliability": []}, metrics)
+    assert "No temperature was fitted." in page.texts["trust"]
+
+
+def test_cells_lead_to_their_images_once_the_page_of_these_exists(sample, tmp_path, save):
+    folder = save(tmp_path / "run", *sample)
+    links = [values.get("href") or "" for tag, values in Page(write_report(folder).read_text()).tags if tag == "a"]
+    assert not any("images.html" in link for link in links)
+    (folder / "images.html").write_text("")
+    links = [values.get("href") or "" for tag, values in Page(write_report(folder).read_text()).tags if tag == "a"]
+    cells = [(row, column) for row, counts in enumerate(sample[0]["confusion"]) for column, n in enumerate(counts) if n]
+    assert links.count("images.html") == 1
+    assert [link for link in links if "#" in link] == 2 * [  # for a desk and for a phone
+        f"images.html#true={row}&predicted={column}" for row, column in cells
+    ]
 
 
 def test_many_classes_show_both_ends_and_the_most_confused_pairs(sample_of, page_of):

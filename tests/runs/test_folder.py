@@ -14,11 +14,12 @@ import torch
 from helpers.contents import record_of, result_of
 
 from fedvl import __version__
+from fedvl.config import Experiment
 from fedvl.errors import FedVLError
 from fedvl.federation import journal
 from fedvl.files import file_sha256
 from fedvl.runs.contents import Examples, Federation, Status
-from fedvl.runs.folder import RunFolder, process_start, read_rounds
+from fedvl.runs.folder import RunFolder, located, process_start, read_rounds
 from fedvl.runs.settings import resolve_experiment
 from fedvl.tensors import load
 
@@ -577,3 +578,16 @@ def test_a_partys_folder_stands_for_the_run_that_finished_last(tmp_path):
     (tmp_path / "state").symlink_to("elsewhere")
     with pytest.raises(FedVLError, match="is a link"):
         RunFolder.open(tmp_path)
+
+
+def test_a_run_finds_a_folder_of_ones_own_from_any_other(tmp_path, monkeypatch):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "labels.csv").write_text("")
+    monkeypatch.chdir(tmp_path)
+    settings = {"data": {"dataset": "photos/", "corrections": "labels.csv"}}
+    (tmp_path / "run").mkdir()
+    RunFolder(tmp_path / "run").describe(Experiment.model_validate(settings))
+    monkeypatch.chdir(tmp_path / "photos")
+    data = RunFolder(tmp_path / "run").experiment.data
+    assert (data.dataset, data.corrections) == (str(tmp_path / "photos"), str(tmp_path / "labels.csv"))
+    assert located(Experiment()).data.dataset == "cifar10-mini"

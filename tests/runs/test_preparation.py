@@ -253,3 +253,17 @@ def test_a_run_says_that_clients_are_simulated_and_what_the_test_does_not_tell(t
         "2 simulated clients share your images (partition iid); without --clients and --partition, one client has all of them."
     )
     assert others == thin
+
+
+def test_images_of_twelve_bits_in_sixteen_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
+    for place in ("train/cat", "train/dog", "test/cat", "test/dog"):
+        (tmp_path / "scans" / place).mkdir(parents=True)
+        for index in range(2):
+            values = np.full((8, 8), 60_000 + 1000 * index + 100 * len(place), np.uint16)
+            Image.fromarray(values).save(tmp_path / "scans" / place / f"{index}.tiff")
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(tmp_path / "scans" / "train" / "cat" / "wide.png")
+    notes = [note for note in prepare({"data": {"dataset": str(tmp_path / "scans")}}).notes if "16 bits" in note]
+    assert notes == [
+        "Read as nearly black, since their values use a small part of 16 bits: train/cat/wide.png; scale them to the whole range."
+    ]

@@ -1,17 +1,20 @@
 """Figures of a finished run that its result has."""
 
+import csv
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.finished import finish
 from helpers.runs import prepare
 
 from fedvl.evaluation.calibration import calibration_error, calibration_interval
 from fedvl.federation.records import Budget, Record
 from fedvl.methods.base import Samples
 from fedvl.runs.experiment import local_engine
+from fedvl.runs.folder import RunFolder
 from fedvl.runs.memory import Peak
 from fedvl.runs.result import (
     calibration_figures,
@@ -57,6 +60,8 @@ def prepared_for(labels: list[int], names: str = "abc", **more: Any) -> Any:
         queried=SimpleNamespace(task=task),
         test=SimpleNamespace(samples=samples, parts=None, **more),
         class_names=list(names),
+        method=SimpleNamespace(labels="true", role=SimpleNamespace(trained_private=False)),
+        experiment=SimpleNamespace(evaluation=SimpleNamespace(unsure=0.65)),
     )
 
 
@@ -128,13 +133,21 @@ def test_several_datasets_have_the_accuracy_of_their_own_images() -> None:
 
 def test_calibration_is_of_the_images_whose_shares_are_known() -> None:
     shares = np.array([0.9, 0.6, np.nan, 0.6])
-    found = calibration_figures(prepared_for([0, 1, 2, 1]), judged_as([0, 1, 2, 0], shares=shares), None).to_dict()
+    prepared = prepared_for([0, 1, 2, 1])
+    judged = judged_as([0, 1, 2, 0], shares=shares)
+    found = calibration_figures(prepared, judged, None, None).to_dict()
     known = shares[[0, 1, 3]], np.array([True, True, False])
     assert found["ece"] == pytest.approx(calibration_error(*known))
     assert found["ece_interval"] == pytest.approx(list(calibration_interval(*known)))
-    assert found.keys() == {"ece", "ece_interval"}
+    assert found.keys() == {"ece", "ece_interval", "reliability", "sure"}
+    assert [row["images"] for row in found["sure"] if row["least"] in (0.5, 0.65, 0.95)] == [3, 1, 0]
+    other = judged_as([0, 1, 2, 0], shares=np.array([0.8, 0.5, np.nan, 0.5]))
+    both = calibration_figures(prepared, judged, None, other).to_dict()
+    assert both["uncalibrated_ece"] == pytest.approx(found["ece"])
+    assert both["uncalibrated_reliability"] == found["reliability"]
+    assert both["ece"] == pytest.approx(calibration_error(np.array([0.8, 0.5, 0.5]), known[1]))
     unknown = judged_as([0], shares=np.array([np.nan]))
-    assert calibration_figures(prepared_for([0]), unknown, unknown).to_dict() == {}
+    assert calibration_figures(prepared_for([0]), unknown, unknown, None).to_dict() == {}
 
 
 def test_what_was_trained_is_hashed_whoever_holds_it() -> None:
@@ -159,3 +172,49 @@ def test_pseudo_labels_of_each_evaluated_round_are_listed() -> None:
     records = [record(1, pseudo_label_accuracy=None), record(2), record(3, pseudo_label_accuracy=80.0)]
     assert selection_figures(records).to_dict() == {"per_round_pseudo_label_accuracy": [None, 80.0]}
     assert selection_figures(records[1:2]).to_dict() == {}
+
+
+HELD: dict[str, Any] = {
+    "method": {"name": "linear"},
+    "data": {"clients": 2, "shots": 30},
+    "federation": {"rounds": 2, "threads": 1},
+    "evaluation": {"validation": 0.3, "unsure": 0.75},
+}
+
+
+def test_a_temperature_is_fitted_to_images_that_clients_hold_out(tmp_path):
+    """It minimises the loss on them, changes no answer, and test.csv has the shares that queries have."""
+    result = finish(tmp_path / "run", HELD)
+    held = prepare(HELD).training.validation
+    assert held is not None
+    assert result.temperature_from == f"{len(held.samples)} images that clients held out"
+    assert result.temperature is not None
+    folder = RunFolder(tmp_path / "run")
+    shared, _ = folder.tensors()
+    method = prepare(HELD).method
+
+    def loss(temperature):
+        scores = method.predict(shared, held.samples.inputs) / temperature
+        return float(torch.nn.functional.cross_entropy(scores.double(), held.samples.labels))
+
+    around = [loss(result.temperature * factor) for factor in (0.95, 1.0, 1.05)]
+    assert min(around) == around[1] < loss(1.0)
+
+    with open(tmp_path / "run" / "test.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    shares = np.array([float(row["share"]) for row in rows])
+    right = np.array([row["truth"] == row["prediction"] for row in rows])
+    assert result.accuracy == pytest.approx(100 * right.mean())
+    assert result.ece == pytest.approx(calibration_error(shares, right), abs=0.2)  # shares have four decimals
+    assert result.uncalibrated_ece != pytest.approx(result.ece, abs=0.01)
+    (told,) = (each for each in result.sure if each.least == 0.75)
+    assert told.unsure == pytest.approx(100 * (shares < 0.75).mean(), abs=0.3)
+    assert told.accuracy == pytest.approx(100 * right[shares >= 0.75].mean(), abs=0.3)
+    assert sum(each.images for each in result.reliability) == len(rows)
+
+
+def test_no_temperature_is_fitted_without_held_out_images_or_under_privacy(tmp_path, folder_of):
+    assert RunFolder(folder_of("linear")).result.temperature is None
+    assert RunFolder(folder_of("linear")).result.uncalibrated_ece is None
+    private = {**HELD, "method": {"name": "fst-cbdg"}, "privacy": {"unit": "client"}, "evaluation": {}}
+    assert finish(tmp_path / "private", private).temperature is None

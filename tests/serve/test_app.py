@@ -20,11 +20,15 @@ from helpers.runs import prepare
 from PIL import Image
 
 import fedvl.serve.worker
+from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
+from fedvl.evaluation.statistics import wilson
 from fedvl.runs.folder import RunFolder
-from fedvl.serve.app import make_app
+from fedvl.serve.app import Offered, make_app
 from fedvl.serve.guard import LIMITS
+from fedvl.serve.images import example_file
 from fedvl.serve.model import TrainedModel
+from fedvl.serve.reported import ReportBox
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +131,81 @@ def test_health_metrics_and_description(client):
     assert client.get("/docs").status_code == 404  # it would load scripts from elsewhere
 
 
+def test_the_page_is_told_what_the_test_measured_and_gets_card_preview_and_example(fed_mp):
+    offered = Offered(unsure=0.9, example=("photo.png", png(3)))
+    with client_of(make_app(fed_mp, offered=offered)) as client:
+        about = client.get("/run").json()
+        confusion, result = fed_mp.result.confusion, fed_mp.result
+        assert about["accuracy"] == pytest.approx(result.accuracy)
+        assert about["accuracy_interval"] == pytest.approx(list(wilson(result.accuracy, about["test_images"])))
+        assert about["test_images"] == sum(map(sum, confusion))
+        for number, tested in enumerate(about["tested"]):
+            assert tested["name"] == result.class_names[number]
+            assert tested["images"] == sum(confusion[number])
+            assert tested["recognised"] == confusion[number][number]
+            assert tested["named"] == sum(row[number] for row in confusion)
+        assert (about["unsure"], about["example"], about["reports"]) == (0.9, "photo.png", False)
+        assert client.get("/card").text.startswith("# Model card of fed-mp")
+        assert f"{result.accuracy:.2f} %" in client.get("/card").text
+        assert client.get("/example").content == png(3)
+        assert client.post("/reports", data={"image": "a", "answer": "b", "share": 1}).status_code == 404
+
+        wide = io.BytesIO()
+        Image.new("RGB", (960, 480), (10, 200, 30)).save(wide, "TIFF")
+        shown = client.post("/preview", files=[("files", ("scan.tif", wide.getvalue()))])
+        small = Image.open(io.BytesIO(shown.content))
+        assert (small.format, small.size, small.getpixel((5, 5))) == ("PNG", (480, 240), (10, 200, 30))
+        assert "not an image" in client.post("/preview", files=[("files", ("x", b"x"))]).json()["detail"]
+        assert client.post("/preview", data={"a": "b"}).status_code == 400
+
+        told = send(client, begin(client, top=10), images(12))
+        assert [line["unsure"] for line in told] == [line["ranked"][0]["score"] < 0.9 for line in told]
+        assert {line["unsure"] for line in told} == {True, False}
+
+
+def test_without_a_least_share_no_answer_is_marked_and_own_images_are_no_example(client, fed_mp, tmp_path):
+    (told,) = send(client, begin(client), [good()])
+    assert "unsure" not in told
+    assert client.get("/example").status_code == 404
+    found = example_file(fed_mp.folder, None)
+    assert found
+    name, content = found
+    assert name == "example.webp"
+    assert Image.open(io.BytesIO(content)).size == (32, 32)
+    own = RunFolder(fed_mp.folder.path)
+    own.result = fed_mp.result
+    own.experiment = fed_mp.experiment.model_copy(
+        update={"data": fed_mp.experiment.data.model_copy(update={"dataset": str(tmp_path)})}
+    )
+    assert example_file(own, None) is None
+    (tmp_path / "photo.png").write_bytes(png(5))
+    assert example_file(own, tmp_path / "photo.png") == ("photo.png", png(5))
+    (tmp_path / "notes.txt").write_text("none")
+    for wrong in (tmp_path / "notes.txt", tmp_path / "absent.png"):
+        with pytest.raises(FedVLError, match=rf"{wrong.name} cannot be the example image"):
+            example_file(own, wrong)
+
+
+def test_reports_reach_the_operators_folder(fed_mp, tmp_path):
+    limits = replace(LIMITS, file_bytes=30_000, text_bytes=2_000)
+    with client_of(make_app(fed_mp, limits=limits, offered=Offered(reports=ReportBox(tmp_path)))) as client:
+        told = {"image": "a.png", "answer": "cat", "share": "0.4", "truth": "dog"}
+        assert client.get("/run").json()["reports"]
+        files = [("picture", good())]
+        assert client.post("/reports", data=told, files=[("nothing", ("", b""))]).status_code == 422
+        assert client.post("/reports", data=told, files=files).status_code == 204
+        (stored,) = (tmp_path / "pictures").iterdir()
+        assert Image.open(stored).tobytes() == Image.open(io.BytesIO(good()[1])).convert("RGB").tobytes()
+        for wrong in ({"share": "2"}, {"answer": "x" * 201}, {"picture": "x"}, {"other": "x"}):
+            refused = client.post("/reports", data={**told, **wrong}, files=files)
+            assert refused.status_code == 422
+            assert refused.json()["detail"].startswith(next(iter(wrong)))
+        assert client.post("/reports", data=told, files=[("picture", ("big", bytes(40_000)))]).status_code == 413
+        assert len((tmp_path / "reported.csv").read_text().splitlines()) == 2
+
+
 def test_results_stream_while_later_images_are_still_encoded(fed_mp, monkeypatch):
-    monkeypatch.setattr(fedvl.serve.worker, "BATCH", 18)
+    monkeypatch.setattr(fedvl.serve.worker, "MAX_IMAGES_AT_ONCE", 18)
     monkeypatch.setattr(fedvl.serve.worker, "MAX_WAIT", 60)
     gate = Gate(fed_mp)
     with client_of(make_app(gate)) as client:

@@ -49,7 +49,10 @@ def test_the_readme_gives_the_same_answer_as_fedvl(folder_of, tmp_path, monkeypa
     conversation = run.user(client=client).conversation
     chosen = json.loads((tmp_path / "out" / "thresholds.json").read_text())
     assert list(chosen["shares"]) == list(run.user(client=client).names)
-    assert chosen["chosen"] in (tmp_path / "out" / "README.md").read_text()
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert chosen["chosen"] in readme
+    assert readme.startswith("---\nlibrary_name: transformers\n")
+    assert "license: apache-2.0\n---\n" in readme
     for row in asked_rows(run.result)[:3]:
         used, printed = told_by_readme(tmp_path / "out", png(row), monkeypatch, capsys)
         (encoded,) = run.encode([run.read(png(row))])

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data.test_dicom import dicom
 from PIL import Image
 
 from fedvl.errors import FedVLError
-from fedvl.serve.images import image_files, image_sources, png_of
+from fedvl.serve.images import image_files, image_sources, png_of, preview_of
 
 BLUE = Image.new("RGB", (3, 2), (0, 0, 255))
 
@@ -97,3 +98,17 @@ def test_folders_are_searched_by_name_and_files_taken_as_they_are(tmp_path):
         image_files([tmp_path / "absent"])
     with pytest.raises(FedVLError, match=r"There are no images in .*folder\.png; give files such as photo\.jpg\."):
         image_files([tmp_path / "folder.png"])
+
+
+def test_a_preview_is_small_and_has_no_header_of_its_file():
+    scan = dicom(np.full((600, 300), 9, np.uint8))
+    assert b"Nobody^Anne" in scan
+    shown = preview_of(scan)
+    assert b"Nobody" not in shown
+    assert (opened(shown).format, opened(shown).size) == ("PNG", (240, 480))
+    photo = BytesIO()
+    marked = BLUE.getexif()
+    marked[0x010E] = "Name of a patient"
+    BLUE.save(photo, "JPEG", exif=marked)
+    assert b"patient" in photo.getvalue()
+    assert b"patient" not in preview_of(photo.getvalue())

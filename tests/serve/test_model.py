@@ -200,12 +200,14 @@ def test_shares_of_a_run_without_labels_are_calibrated_on_its_training_images(tm
         "method": {"name": "fst-cbdg"},
         "data": {"clients": 3, "shots": 20},
         "federation": {"rounds": 1, "threads": 1},
-        "evaluation": {"batch_size": 37},  # of 200 training images: the temperature is fitted to six batches
+        "evaluation": {"batch_size": 37},  # the temperature is fitted to several batches
     }
     result = finish(tmp_path / "run", settings)
     run = TrainedModel(RunFolder(tmp_path / "run"))
     assert run.temperature == result.temperature
-    assert "ece" not in result.model_fields_set
+    assert result.temperature_from == "the pretrained model's shares of 2,000 training images"
+    assert "uncalibrated_ece" not in result.model_fields_set  # scores that are no shares have no error
+    assert result.ece is not None
     encoded = [row for row in run.encode([run.read(png(row)) for row in range(0, 400, 20)]) if isinstance(row, dict)]
     replies = run.user().ask(encoded, 10)
     first, pretrained = (

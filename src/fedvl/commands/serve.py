@@ -26,6 +26,10 @@ ClientOption = Annotated[
     int | None, typer.Option(min=0, help="Query this client's personal model (FedPP and the like).")
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda; the run's if absent.")]
+Unsure = Annotated[
+    float | None,
+    typer.Option(help="Answer 'unsure' below this share of the likeliest class, such as 0.8; the run's if absent."),
+]
 
 
 def serve(
@@ -39,16 +43,21 @@ def serve(
         Path | None, typer.Option(help="Speak TLS with this certificate (PEM, chain included).")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's key, without a password (PEM).")] = None,
+    unsure: Unsure = None,
+    example: Annotated[Path | None, typer.Option(help="Image that the page offers as an example.")] = None,
+    reports: Annotated[
+        Path | None, typer.Option(help="Folder to which users can report wrong answers; absent: they cannot.")
+    ] = None,
     device: Device = None,
     trust_method: Trust = False,
 ) -> None:
     """Query a run with images in a browser, or over HTTP.
 
     Open the printed address, enter class names and drop images: see the predictions, the weights of
-    the clients and the remembered images. Nothing is written to disk. Stop it with Ctrl-C.
+    the clients and the remembered images. Only --reports writes to disk. Stop it with Ctrl-C.
     """
     try:
-        from fedvl.serve.app import make_app
+        from fedvl.serve.app import Offered, make_app
         from fedvl.serve.connections import make_query_server, read_tls
     except ImportError as error:
         raise FedVLError(f"Serving needs FastAPI: {install_command('serve')}.") from error
@@ -58,18 +67,20 @@ def serve(
 
     from fedvl.report.loopback import is_loopback
     from fedvl.runs.folder import RunFolder
-    from fedvl.serve.images import png_of
+    from fedvl.serve.images import example_file, png_of
     from fedvl.serve.model import QueryBatch, TrainedModel
+    from fedvl.serve.reported import ReportBox
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
     tls = read_tls(certificate, key)
     with fitting(run):
         model = TrainedModel(RunFolder.open(run, trust_method), device)
-        blank = QueryBatch(model.user(), 1, 1)
+        blank = QueryBatch(model.user(unsure=unsure), 1, 1)
         blank.add({}, model.encode([model.read(png_of(Image.new("RGB", (8, 8))))])[0])
         blank.predict()
-    server = make_query_server(make_app(model, token), tls)
+    offered = Offered(unsure, example_file(model.folder, example), ReportBox(reports) if reports else None)
+    server = make_query_server(make_app(model, token, offered=offered), tls)
     listener = listen(host, port)
     # The token is behind a #, which browsers do not send.
     print(
@@ -85,6 +96,7 @@ def predict(
     classes: Classes = None,
     client: ClientOption = None,
     top: Annotated[int, typer.Option(min=1, help="Classes reported for each image.")] = 3,
+    unsure: Unsure = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV on standard output, a row per image.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output, with all details.")] = False,
     device: Device = None,
@@ -101,14 +113,24 @@ def predict(
 
     sources = list(image_sources(images))
     names = read_names(classes)
-    with fitting(run), TerminalDisplay() as display:
-        opened = TrainedModel(RunFolder.open(run, trust_method), device)
-        lines = predict_images(opened, opened.user(names, client=client), sources, top, display.stage("Predicting"))
+    lines: list[Line] = []
+    try:
+        with fitting(run), TerminalDisplay() as display:
+            opened = TrainedModel(RunFolder.open(run, trust_method), device)
+            user = opened.user(names, client=client, unsure=unsure)
+            writer = csv_writer(min(top, len(user.names))) if as_csv else None
+            for line in predict_images(opened, user, sources, top, display.stage("Predicting")):
+                lines.append(line)
+                if writer:
+                    writer.writerow(csv_row(line))
+                    sys.stdout.flush()
+    except KeyboardInterrupt:
+        written = f"the rows of {len(lines):,} are written" if as_csv else "nothing is written; --csv writes row by row"
+        print(f"Stopped before the end of {len(sources):,} images; {written}.", file=sys.stderr)
+        raise typer.Exit(130) from None
     if as_json:
         print(json.dumps(lines, ensure_ascii=False))
-    elif as_csv:
-        write_csv(lines)
-    else:
+    elif not as_csv:
         print_table(lines)
     if all("refused" in line for line in lines):
         raise FedVLError(f"None of the {len(lines)} images can be used; the first because {lines[0]['refused']}")
@@ -165,30 +187,30 @@ def address(host: str, port: int, encrypted: bool) -> str:
     return f"{'https' if encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def write_csv(lines: "list[Line]") -> None:
-    from fedvl.display import csv_cell
-
-    columns = [
-        "image",
-        "name",
-        "score",
-        "entropy",
-        "prototype_of",
-        "zero_shot_name",
-        "zero_shot_score",
-        "above_threshold",
-        "refused",
-    ]
-    writer = csv.DictWriter(sys.stdout, columns, restval="")
+def csv_writer(ranks: int) -> "csv.DictWriter[str]":
+    """Write the head of the table; each row is written as soon as it is known."""
+    named = [f"{key}_{rank}" for rank in range(2, ranks + 1) for key in ("name", "score")]
+    further = ("entropy", "prototype_of", "zero_shot_name", "zero_shot_score", "above_threshold", "refused")
+    writer = csv.DictWriter(sys.stdout, ["image", "answer", "name", "score", *named, *further], restval="")
     writer.writeheader()
-    for line in lines:
-        row = {name: value for name, value in line.items() if name in columns}
-        for prefix, ranked in (("", line.get("ranked")), ("zero_shot_", line.get("zero_shot"))):
-            if ranked:
-                row |= {f"{prefix}name": ranked[0]["name"], f"{prefix}score": ranked[0]["score"]}
-        if "above_threshold" in line:
-            row["above_threshold"] = "; ".join(line["above_threshold"])
-        writer.writerow({name: csv_cell(value) for name, value in row.items()})
+    return writer
+
+
+def csv_row(line: "Line") -> dict[str, Any]:
+    """Return the cells of an image."""
+    from fedvl.display import csv_cell
+    from fedvl.serve.model import answer_of
+
+    kept = ("image", "entropy", "prototype_of", "refused")
+    row: dict[str, Any] = {name: value for name, value in line.items() if name in kept}
+    row["answer"] = answer_of(line)
+    for prefix, ranked in (("", line.get("ranked", [])), ("zero_shot_", line.get("zero_shot", [])[:1])):
+        for rank, each in enumerate(ranked, 1):
+            ending = "" if rank == 1 else f"_{rank}"
+            row |= {f"{prefix}name{ending}": each["name"], f"{prefix}score{ending}": each["score"]}
+    if "above_threshold" in line:
+        row["above_threshold"] = "; ".join(line["above_threshold"])
+    return {name: csv_cell(value) for name, value in row.items()}
 
 
 def print_table(lines: "list[Line]") -> None:
@@ -207,6 +229,8 @@ def print_table(lines: "list[Line]") -> None:
             table.add_row(line["image"], Text(f"refused: {line['refused']}", "red"))
             continue
         ranked = [f"{each['name']} {each['score']:.0%}" for each in line["ranked"]]
+        if line.get("unsure"):
+            ranked[0] = f"unsure ({ranked[0]})"
         above = [", ".join(line["above_threshold"]) or "none"] if limited else []
         table.add_row(line["image"], Text(ranked[0], "bold"), *ranked[1:], line["zero_shot"][0]["name"], *above)
     Console().print(table)

@@ -14,7 +14,7 @@ from fedvl.data.assemble import SPLIT_NAMES, Table, plain_name
 from fedvl.data.catalogue import lookup, suggestion
 from fedvl.data.embedded import read_sheets
 from fedvl.data.faults import FAULT_KINDS, MAX_NAMED, Fault, ShownFault
-from fedvl.data.images import BadImage, Decoded
+from fedvl.data.images import DIM, BadImage, Decoded
 from fedvl.data.imported import open_model
 from fedvl.data.similar import MAX_COMPARED, groups_alike, groups_equal, same_names, small_copy
 from fedvl.data.sources import Home, dataset_path, default_data_root, how_to_get, is_flat, read_flat, read_path
@@ -31,7 +31,6 @@ RARE_CLASS = 10  # training images from which a class is not rare
 SHORT, OF_MEDIAN = 16, 0.25  # pixels; a shorter side below both
 PLAIN = 2.0  # standard deviation of the brightness of an image of one colour
 DARK, BRIGHT, OUTLIERS = 12.0, 243.0, 0.2  # mean brightness; the share of images up to which these are outliers
-DIM = 2**13  # of 16 bits: the largest value of 12 bits and less lies below
 SHARED, ELSEWHERE = 0.8, 0.05  # shares of images with a property, in a class that is known by it and in others
 SPLIT_FOLDERS = ("train", "test", "val")
 DOUBTFUL = 20  # images that are named because the model thinks least of their label

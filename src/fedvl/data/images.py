@@ -36,6 +36,8 @@ MAX_SCANS = 32  # passes over all pixels of a JPEG file; ten are usual
 MAX_SEGMENTS = 1_000  # of a JPEG file
 MAX_READS = 100_000  # Pillow reads headers piece by piece, slowly; 20 MB of PNG in small chunks are 10,000 pieces
 MAX_SLOW = 1_000_000  # pixels and bytes of what Pillow decodes in Python (plain PPM, RLE BMP)
+DIM = 2**13  # of 16 bits: the largest value of 12 bits and less lies below
+WIDE_SUFFIXES = frozenset({"", ".png", ".tif", ".tiff", ".pgm", ".ppm"})  # of files that may have 16 bits
 BAND = 256  # rows converted at a time, so that a large image is in memory only once or twice
 # Pillow's other formats run external programs (EPS) or are rarely used and so rarely tested.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", *(("HEIF",) if READS_HEIC else ()))
@@ -119,6 +121,19 @@ class _Pieces(io.BytesIO):
         if self.reads > MAX_READS:
             raise BadImage("it has too many parts; save it again with another program.")
         return super().read(size)
+
+
+def is_dim(path: Path) -> bool:
+    """Whether an image of 16 bits has values of 12 bits, and so is read as nearly black."""
+    if path.suffix.lower() not in WIDE_SUFFIXES:
+        return False
+    try:
+        with _QUIET, Image.open(path, formats=FORMATS) as image:
+            if not _has_wide_pixels(image):
+                return False
+        return (decode_fully(path).highest or 0) < DIM
+    except Exception:  # whoever reads the image says what is wrong with it
+        return False
 
 
 def decode(source: bytes | Path, name: str = "") -> Image.Image:

@@ -31,7 +31,7 @@ def open_own(
         return Dataset(known.name, class_names, templates, splits, known.notes)
     path = Path(name).expanduser().absolute()
     if not path.exists():
-        raise FedVLError(f"There is no folder or file {name}; give --data the path of your images.")
+        raise FedVLError(f"There is no folder or file {name}; give the path of your images.")
     if path.is_dir():
         Home(path, None).check_links()
     table = read_flat(path) if is_flat(path) else read_path(path, None, [] if known_only else None)

@@ -25,6 +25,30 @@ class Condition(Content):
     """95 % interval of macro_f1, in percent."""
 
 
+class ShareBin(Content):
+    """Test images whose predicted class has about this share."""
+
+    share: Number
+    """Mean share of the predicted class, in percent."""
+    right: Number
+    """Images that are right, in percent."""
+    images: Count
+    """Number of images."""
+
+
+class SureAnswers(Content):
+    """The test if answers below a share are left to a person."""
+
+    least: Number
+    """Share below which an answer is unsure, between 0 and 1."""
+    unsure: Number
+    """Answers that are unsure, in percent."""
+    images: Count
+    """Number of the other answers."""
+    accuracy: Number | None
+    """The other answers that are right, in percent; null if there are none."""
+
+
 class SetFigure(Content):
     """Base-to-new figure in percent: of a candidate set, or a mean of several."""
 

@@ -39,6 +39,13 @@ class NetBenefit(Content):
     all: Finite
 
 
+class RocPoint(Content):
+    """A point of a ROC curve, in percent."""
+
+    alarms: Finite  # images of other classes that count as of this one
+    hits: Finite  # images of this class that do
+
+
 class ClassFigures(Content):
     """One class against all others; figures at a threshold are in percent."""
 
@@ -52,6 +59,7 @@ class ClassFigures(Content):
     ppv: Estimate | None = None
     npv: Estimate | None = None
     net_benefit: list[NetBenefit] = []
+    roc: Annotated[list[RocPoint], Field(max_length=1000)] = []  # from the highest share down
 
 
 class CalibrationBin(Content):
@@ -176,8 +184,21 @@ def class_figures(name: str, curve: Curve, threshold: int) -> ClassFigures:
             "ppv": share_estimate(hits, hits + alarms),
             "npv": share_estimate(rest[1], sum(rest)),
             "net_benefit": net_benefits(curve),
+            "roc": roc_points(curve),
         }
     )
+
+
+def roc_points(curve: Curve) -> list[RocPoint]:
+    """Return the ROC curve; points on a straight line between others are left out."""
+    points = np.zeros((len(curve.begins) + 1, 2))
+    for column, part in enumerate((curve.negative, curve.positive)):
+        points[1:, column] = 100 * np.cumsum(part) / part.sum()
+    points = points[np.append(True, (np.diff(points, axis=0) != 0).any(1))]  # bins without images
+    steps = np.diff(points, axis=0)
+    turns = steps[:-1, 0] * steps[1:, 1] != steps[:-1, 1] * steps[1:, 0]
+    kept = [points[0], *points[1:-1][turns], points[-1]]
+    return [RocPoint(alarms=float(alarms), hits=float(hits)) for alarms, hits in kept]
 
 
 def choose_thresholds(counts: Counts) -> list[int]:

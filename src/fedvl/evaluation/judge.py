@@ -45,6 +45,7 @@ class Judge:
     candidates: Sequence[Tensor] = ()  # classes among which each client is asked; none: among all
     for_new: Method | None = None  # for classes that nobody trained on, and images of these
     new: Samples | None = None
+    temperature: float = 1.0  # that divides scores before their softmax
 
     def judge(self, shared: Tensors, last: ByClient) -> Judged:
         """Judge the model that these tensors make; in the personal protocol, each client's own."""
@@ -143,9 +144,11 @@ class Judge:
     def _judge(self, method: Method, tensors_of: Callable[[int], Tensors], for_all: Tensors) -> Judged:
         classes = len(method.task.class_names)
         if not self.parts:
-            found = predict_classes(method, for_all, self.test, self.batch_size)
+            found = predict_classes(method, for_all, self.test, self.batch_size, temperature=self.temperature)
             matrix = confusion_matrix(self.test.labels.cpu().numpy(), found.classes, classes)
             return Judged(matrix, summary(matrix), *found)
-        found = personal_answers(method, tensors_of, self.test, self.parts, self.batch_size, self.candidates)
+        found = personal_answers(
+            method, tensors_of, self.test, self.parts, self.batch_size, self.candidates, self.temperature
+        )
         matrices = personal_confusions(self.test, self.parts, found.classes, classes)
         return Judged(np.sum(matrices, axis=0), personal_figures(matrices), *found)

@@ -19,6 +19,7 @@ def personal_answers(
     parts: Sequence[torch.Tensor],
     batch_size: int,
     candidates: Sequence[torch.Tensor] = (),
+    temperature: float = 1.0,
 ) -> Predicted:
     """Predict each test row with its client's model; -1 for a row that belongs to no client.
 
@@ -28,7 +29,7 @@ def personal_answers(
     for client, rows in enumerate(parts):
         if len(rows):
             among = candidates[client] if candidates else None
-            found = predict_classes(method, tensors_of(client), test.take(rows), batch_size, among)
+            found = predict_classes(method, tensors_of(client), test.take(rows), batch_size, among, temperature)
             for whole, part in zip(answers, found, strict=True):
                 whole[rows.cpu().numpy()] = part
     return answers

@@ -37,17 +37,23 @@ class Predicted(NamedTuple):
 
 
 def predict_all(
-    method: Method, tensors: Tensors, samples: Samples, batch_size: int, among: torch.Tensor | None = None
+    method: Method,
+    tensors: Tensors,
+    samples: Samples,
+    batch_size: int,
+    among: torch.Tensor | None = None,
+    temperature: float = 1.0,
 ) -> Predicted:
     """Predict the class of each row in one session; the first class wins a tie.
 
-    Candidates are all classes of the image's dataset, or those ``among`` which is asked.
+    Candidates are all classes of the image's dataset, or those ``among`` which is asked. Shares are
+    those of scores divided by a temperature.
     """
     classes, shares, entropies = [], [], []
     for scores in score_batches(method, tensors, samples, batch_size):
         scores = scores if among is None else scores[:, among]
         found = scores.argmax(dim=-1)
-        all_shares = scores.double().softmax(-1)
+        all_shares = (scores.double() / temperature).softmax(-1)
         shares.append(all_shares.amax(-1).cpu())
         entropies.append(torch.special.entr(all_shares).sum(-1).cpu())
         classes.append((found if among is None else among[found]).cpu())
@@ -87,11 +93,16 @@ def answer_all(method: Method, tensors: Tensors, samples: Samples, batch_size: i
 
 
 def predict_classes(
-    method: Method, tensors: Tensors, samples: Samples, batch_size: int, among: torch.Tensor | None = None
+    method: Method,
+    tensors: Tensors,
+    samples: Samples,
+    batch_size: int,
+    among: torch.Tensor | None = None,
+    temperature: float = 1.0,
 ) -> Predicted:
     """Predict the class of each row; a method that clusters is matched to the true labels."""
     if not method.clusters:
-        return predict_all(method, tensors, samples, batch_size, among)
+        return predict_all(method, tensors, samples, batch_size, among, temperature)
     classes = len(method.task.class_names)
     found = cluster(represent_all(method, tensors, samples, batch_size), classes)
     named = name_clusters(found, samples.labels.cpu().numpy(), classes)

@@ -10,7 +10,18 @@ Coverage = Literal["covered", "withheld", "not covered"]
 
 OF_TESTS = (
     *("accuracy", "weighted_accuracy", "per_client_accuracy", "per_client_test_images", "worst_*", "client_deviation"),
-    *("macro_*", "ece", "ece_interval", "confusion", "per_class_recall", "right", "per_round", "record.accuracy"),
+    *(
+        "macro_*",
+        "ece",
+        "ece_interval",
+        "reliability*",
+        "sure",
+        "confusion",
+        "per_class_recall",
+        "right",
+        "per_round",
+        "record.accuracy",
+    ),
     *("conditions", "embedding.*", "base_to_new", "base_to_new_right.*", "datasets", "backdoor_*", "round_to_target"),
 )
 OF_HOLDINGS = (
@@ -42,7 +53,7 @@ ALWAYS = (
         "The clip follows noisy counts, and the noise follows from public numbers.",
     ),
     Released("training loss", ("record.loss", "per_round_loss"), "withheld", "Clients do not send it."),
-    Released("temperature", ("temperature",), "withheld", "It would be fitted to training images."),
+    Released("temperature", ("temperature", "temperature_from"), "withheld", "It would be fitted to training images."),
     Released("pseudo-label figures", ("*pseudo_label*",), "withheld", "They would be of training images."),
     Released("best round", ("*validation*", "best_round"), "withheld", "Validation and patience are refused."),
     Released(

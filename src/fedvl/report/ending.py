@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedvl.evaluation.shapley import Contributions
 from fedvl.report.privacy import not_covered, sentences
 from fedvl.report.reading import evaluated_rounds, images_tested, number
-from fedvl.report.tables import percent
+from fedvl.report.tables import percent, sure_rows
 from fedvl.runs.contents import Measured, Result, Withdrawal
 
 if TYPE_CHECKING:
@@ -19,12 +19,14 @@ EMBEDDED = ("cifar10-mini", "emoji-mini")
 REASONS = 3  # for which images were skipped, that are named
 NOTES = 5
 FEWEST = 30  # test images, of which the course of accuracy can be told
+LARGE_ERROR = 5.0  # points of calibration error from which a temperature is worth its images
 LAST = 3  # the part of the rounds, from the end, in which a rise counts as one that goes on: a third
 
 
 def ending(result: Result) -> list[str]:
     """Return who took part, how accuracy went, what was left out, and what to try next."""
     lines = [took_part(result), *course(result), *true_pseudo_labels(result), *skipped(result), *budget(result)]
+    lines += calibration(result)
     notes = result.notes
     lines += notes[:NOTES]
     if len(notes) > NOTES:
@@ -34,11 +36,31 @@ def ending(result: Result) -> list[str]:
     return [line for line in lines if line]
 
 
+def calibration(result: Result) -> list[str]:
+    """Return what the shares of answers are worth and, if asked, how many are unsure."""
+    lines, least = [], number(result.setting("evaluation", "unsure"))
+    if result.temperature is not None and result.uncalibrated_ece is not None and result.ece is not None:
+        lines.append(
+            f"Shares are those of scores divided by {result.temperature:.3g}, fitted to {result.temperature_from}: the "
+            f"calibration error is {result.ece:.1f} instead of {result.uncalibrated_ece:.1f} points."
+        )
+    elif result.temperature is None and not result.privacy and (result.ece or 0.0) > LARGE_ERROR:
+        lines.append(
+            f"Shares are wrong by {result.ece:.1f} points: --set evaluation.validation=0.2 fits a temperature to held-out images."
+        )
+    lines += [
+        f"{row.label}: {row.text}."
+        for row in sure_rows(result)
+        if row.label == f"Unsure below {100 * (least or 0):g} %"
+    ]
+    return lines
+
+
 def took_part(result: Result) -> str:
     """Return clients, partition, rounds, seed and test images."""
     tested = images_tested(result)
     parts = [
-        ", ".join(party.name for party in result.parties) or several(result.clients, "client"),
+        ", ".join(party.name for party in result.parties if party.took_part) or several(result.clients, "client"),
         result.partition or "",
         several(result.rounds, "round"),
         f"seed {result.seed}" if result.seed is not None else "",
@@ -64,6 +86,8 @@ def course(result: Result) -> list[str]:
 
     A change counts if it is more than one standard error of the last accuracy.
     """
+    if result.setting("federation", "rounds") == 0 and result.method != "zero-shot":
+        return ["No round was run, so nothing was trained over rounds: raise --rounds to train."]
     if result.best_round is not None:
         return [
             f"Round {result.best_round} of {several(result.rounds, 'round')} is the best on "

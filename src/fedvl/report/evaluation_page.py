@@ -26,6 +26,7 @@ BY_CLASS = (
     ("ppv", "PPV, %", 1),
     ("npv", "NPV, %", 1),
 )
+MAX_CURVES = 5
 WIDTHS = ((640.0, 300.0), (340.0, 260.0))  # of a chart on a desk and on a phone
 
 
@@ -108,6 +109,7 @@ def describe(found: Evaluation) -> Values:
         "sites": [site_row(name, each) for name, each in found.by_site.items()],
         "site_heads": [label for _, label, _ in OVERALL],
         "calibration": charts(calibration_series(pooled), "right, %", "mean share, %"),
+        "roc": charts(roc_series(pooled), "hits, %", "false alarms, %"),
         "benefit": charts(benefit_series(pooled), "net benefit per 100 images", "threshold, %"),
         "paired": paired_lines(found.against) if found.against else [],
         "benefit_of": benefits.name if benefits else "",
@@ -132,6 +134,14 @@ def calibration_series(found: Figures) -> list[Series]:
     points = [(100 * each.share, each.right) for each in found.calibration]
     diagonal = [(0.0, 0.0), (100.0, 100.0)]
     return [Series("measured", points), Series("ideal", diagonal)] if points else []
+
+
+def roc_series(found: Figures) -> list[Series]:
+    """Return the ROC curves of the classes whose area is smallest: those that need a look."""
+    areas = [(each.auroc.value, number) for number, each in enumerate(found.classes) if each.roc and each.auroc]
+    known = [found.classes[number] for _, number in sorted(areas)]
+    curves = [Series(each.name, [(point.alarms, point.hits) for point in each.roc]) for each in known[:MAX_CURVES]]
+    return [*curves, Series("chance", [(0.0, 0.0), (100.0, 100.0)])] if curves else []
 
 
 def rarest(found: Figures) -> ClassFigures | None:

@@ -89,8 +89,8 @@ def intervals(result: Result) -> dict[str, Interval]:
             found[f"{prefix}accuracy"] = wilson(value, count)
         if by_client and not prefix:
             found |= fairness_intervals(by_client, result)
-    for name, bounds in (("ece", result.ece_interval), ("zero_shot_ece", result.zero_shot_ece_interval)):
-        if bounds:
+    for name in ("ece", "uncalibrated_ece", "zero_shot_ece"):
+        if bounds := getattr(result, f"{name}_interval"):
             found[name] = Interval(*bounds)
     turned = number(result.backdoor_success)
     if turned is not None and result.backdoor_images:

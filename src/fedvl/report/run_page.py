@@ -38,11 +38,13 @@ from fedvl.report.tables import (
     set_rows,
     spread,
     sure,
+    sure_rows,
     tail_rows,
 )
 from fedvl.runs.contents import Embedding, Example, Examples, Result
 from fedvl.runs.folder import RunFolder
 
+IMAGES_PAGE = "images.html"  # the page of the test images, if it was written
 SIZES = WIDE, NARROW = 848, 356
 MODALITY_LABELS = {"both": "text and image", "text": "text only", "image": "image only"}
 IMAGE_DATA = re.compile(r"data:image/(webp|png|jpeg);base64,[A-Za-z0-9+/=]+")
@@ -60,8 +62,9 @@ def describe_run(run: RunFolder) -> Values:
     return {
         **_headline(run.result),
         **_curves(run),
-        **_classes(run.result),
+        **_classes(run.result, run.file(IMAGES_PAGE).is_file()),
         **_protocol(run.result),
+        **_trust(run),
         **_troubles(run),
         **describe_federation(run),
         "withdrawals": [" ".join(withdrawal_sentences(each)) for each in run.withdrawals],
@@ -132,7 +135,7 @@ def who(result: Result) -> str | None:
     """Return who took part: a party among others, parties by name, or a number of clients."""
     if result.party:
         return f"{result.party}, one of {_several(result.clients, 'party', 'parties')}"
-    names = [party.name for party in result.parties]
+    names = [party.name for party in result.parties if party.took_part]
     return ", ".join(names) if 0 < len(names) <= NAMED else _several(result.clients, "client")
 
 
@@ -208,8 +211,11 @@ def _curves(run: RunFolder) -> Values:
     }
 
 
-def _classes(result: Result) -> Values:
-    """Return everything shown per class: partition, recalls and confusions."""
+def _classes(result: Result, pictured: bool) -> Values:
+    """Return everything shown per class: partition, recalls and confusions.
+
+    Confusions lead to their images if the page of these is ``pictured``.
+    """
     counts, confusion = result.partition_counts, result.confusion
     per_class: Sequence[object] = confusion or result.per_class_recall or (counts or [[]])[0]
     names = result.class_names or [str(number) for number in range(len(per_class))]
@@ -230,14 +236,19 @@ def _classes(result: Result) -> Values:
         "recalls": recalls,
         "recall_ends": [],
         "compared": any(row["kind"] is not None for row in recalls),
+        "untested": sum(row["count"].value == 0 for row in recalls),
+        "precise": bool(confusion),
         "tally": {kind: sum(row["kind"] == kind for row in recalls) for kind in ("gain", "loss", "same")},
         "confusion": None,
         "pairs": None,
+        "pictured": pictured,
     }
     if len(recalls) > LONG_RECALL_TABLE:
         found["recall_ends"] = [recalls[:ENDS], recalls[-ENDS:]]
     if confusion and len(confusion) <= classes.MAX_MATRIX:
-        found["confusion"] = drawn(classes.confusion_chart(np.asarray(confusion, dtype=np.int64), names))
+        link = images_link if pictured else None
+        matrix = np.asarray(confusion, dtype=np.int64)
+        found["confusion"] = [drawn(classes.confusion_chart(matrix, names, link, width)) for width in SIZES]
     elif confusion:
         found["pairs"] = [
             {
@@ -246,10 +257,38 @@ def _classes(result: Result) -> Values:
                 "count": f"{count:,}",
                 "of": f"{of:,}",
                 "share": sure(100 * count / of, of),
+                "link": images_link(row, column) if pictured else "",
             }
             for row, column, count, of in classes.confused_pairs(np.asarray(confusion, dtype=np.int64), PAIRS)
         ]
     return found
+
+
+def _trust(run: RunFolder) -> Values:
+    """Return the reliability diagram, and what happens if unsure answers go to a person."""
+    result = run.result
+    curves = [
+        Series(name, [(each.share, each.right) for each in bins])
+        for name, bins in (("measured", result.reliability), ("without temperature", result.uncalibrated_reliability))
+        if bins
+    ]
+    curves += [Series("ideal", [(0.0, 0.0), (100.0, 100.0)])] if curves else []
+    return {
+        "reliability": [
+            drawn(line_chart(curves, None, width, 280, "right, %", "share of the predicted class, %", form=".0f"))
+            for width in SIZES
+            if curves
+        ],
+        "sure": sure_rows(result),
+        "temperature": f"{result.temperature:.3g}" if result.temperature and result.temperature_from else "",
+        "temperature_from": result.temperature_from or "",
+        "has_evaluation": run.file("evaluation.json").is_file(),
+    }
+
+
+def images_link(row: int, column: int) -> str:
+    """Return the address of the images of a true and a predicted class."""
+    return f"{IMAGES_PAGE}#true={row}&predicted={column}"
 
 
 def partition_captions(clients: int, class_count: int, note: str | None) -> list[str]:
@@ -267,26 +306,30 @@ def _recalls(result: Result, names: list[str]) -> list[Values]:
     """Return the rows of the recall table, largest gain (or without zero-shot, recall) first."""
     recalls = result.per_class_recall
     counts = [sum(row) for row in result.confusion] or [0] * len(recalls)
+    named = [sum(column) for column in zip(*result.confusion, strict=True)] or [0] * len(recalls)
+    hits = [row[number] for number, row in enumerate(result.confusion)] or [0] * len(recalls)
     references = result.zero_shot_per_class_recall
     if result.method == "zero-shot" or len(references) != len(recalls):
         references = [None] * len(recalls)
     rows = []
-    for name, value, against, count in zip(names, recalls, references, counts, strict=False):
+    columns = zip(names, recalls, references, counts, hits, named, strict=False)
+    for name, value, against, count, hit, answers in columns:
         recall, reference = number(value), number(against)
-        if recall is None:  # a class without test images
+        if recall is None and not result.confusion:
             continue
-        change = None if reference is None else recall - reference
+        change = None if reference is None or recall is None else recall - reference
         row = {
             "name": name,
-            "count": cell_of(count or None, "{:.0f}".format),
+            "count": cell_of(count if result.confusion else None, "{:.0f}".format),
             "recall": cell_of(recall, "{:.1f}".format),
-            "interval": spread(wilson(recall, count), 0) if count else "",
+            "precision": cell_of(100 * hit / answers if answers else None, "{:.1f}".format),
+            "interval": spread(wilson(recall, count), 0) if count and recall is not None else "",
             "reference": cell_of(reference, "{:.1f}".format),
             "change": cell_of(change, lambda value: points(value, 1)),
             "kind": None if change is None else kind_of(change),
-            "bar": drawn(classes.recall_bar(recall, reference)),
+            "bar": drawn(classes.recall_bar(recall, reference)) if recall is not None else "",
         }
-        rows.append(((-(change or 0.0), -recall, name), row))
+        rows.append(((recall is None, -(change or 0.0), -(recall or 0.0), name), row))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
 
 

@@ -52,15 +52,18 @@ def label(
     return element("text", escape(words), title, x=x, y=y, text_anchor=anchor, **styles, **more)
 
 
-def drawing(width: float, height: float, description: str, parts: Sequence[str], css: str) -> str:
-    """Return a whole chart at its natural size; the page's style sheet colours it by class."""
+def drawing(width: float, height: float, description: str, parts: Sequence[str], css: str, role: str = "img") -> str:
+    """Return a whole chart at its natural size; the page's style sheet colours it by class.
+
+    A chart with links in it has the ``role`` of a group.
+    """
     return element(
         "svg",
         "".join(parts),
         width=width,
         height=height,
         viewBox=f"0 0 {coordinate(width)} {coordinate(height)}",
-        role="img",
+        role=role,
         aria_label=description,
         css=f"chart {css}",
     )

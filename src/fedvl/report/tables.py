@@ -129,6 +129,13 @@ NEWCOMERS = {
 }
 
 
+CALIBRATION_ERRORS = {
+    "ece": "Calibration error (ECE)",
+    "uncalibrated_ece": "Calibration error without temperature",
+    "zero_shot_ece": "Calibration error, zero-shot",
+}
+
+
 def accuracy_rows(result: Result) -> list[Row]:
     """Return the accuracies and macro metrics, each with its interval of 95 %."""
     known = intervals(result)
@@ -156,8 +163,8 @@ def accuracy_rows(result: Result) -> list[Row]:
     for key, label in NEWCOMERS.items():
         if getattr(result, key) is not None:
             rows.append(rate(label, key))
-    for key, label in (("ece", "Calibration error (ECE)"), ("zero_shot_ece", "Calibration error, zero-shot")):
-        if getattr(result, key) is not None and (key == "ece" or result.method != "zero-shot"):
+    for key, label in CALIBRATION_ERRORS.items():
+        if getattr(result, key) is not None and (key != "zero_shot_ece" or result.method != "zero-shot"):
             rows.append(rate(label, key))
     if result.backdoor_success is not None:
         rows.append(rate("Turned by the backdoor", "backdoor_success"))
@@ -171,6 +178,18 @@ def gain_text(result: Result) -> str:
         return MISSING
     sureness = "" if test is None else f" ({spread(test.interval)}; McNemar {p_value(test.p)})"
     return f"{points(change)} points{sureness}"
+
+
+def sure_rows(result: Result) -> list[Row]:
+    """Return how many answers are unsure below some shares, and how many others are right."""
+    return [
+        Row(
+            f"Unsure below {100 * row.least:g} %",
+            f"{row.unsure:.1f} % of the answers; right of the others: {sure(row.accuracy, row.images)}",
+            f"{_exact(row.unsure)}, {_exact(row.accuracy)}",
+        )
+        for row in result.sure
+    ]
 
 
 def condition_rows(result: Result) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fedvl.config import MAX_CLIENTS, MAX_ROUNDS
-from fedvl.evaluation.contents import Condition, LongTail, Right, SetFigure, SetsRight
+from fedvl.evaluation.contents import Condition, LongTail, Right, SetFigure, SetsRight, ShareBin, SureAnswers
 from fedvl.federation.records import Budget, ClientIndex, RoundNumber
 from fedvl.files import Bounds, Content, Count, Finite, Hash, Names, Number, Scalar, same_lengths, square
 
@@ -82,6 +82,13 @@ class PartyBytes(Content):
     """Bytes from it to the server."""
     bytes_down: Count
     """Bytes from the server to it."""
+    revoked: str | None = None
+    """Time at which its key was revoked (UTC), if that was not undone."""
+
+    @property
+    def took_part(self) -> bool:
+        """Whether it has sent anything, or is still admitted."""
+        return self.bytes_up > 0 or self.revoked is None
 
 
 class Answer(Content):
@@ -170,11 +177,23 @@ class Figures(Content):
     pseudo_label_accuracy: Number | None = None
     """Pseudo-labels that are true, in percent; null if unknown."""
     temperature: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Divisor of scores before the softmax of a query; null if none is needed."""
+    """Divisor of scores before the softmax of a query; null if none was fitted."""
+    temperature_from: str | None = None
+    """Images to which temperature was fitted."""
     ece: Number | None = None
     """Expected calibration error, in points."""
     ece_interval: Bounds | None = None
     """95 % interval of ece, in points."""
+    uncalibrated_ece: Number | None = None
+    """ece without temperature, in points."""
+    uncalibrated_ece_interval: Bounds | None = None
+    """95 % interval of uncalibrated_ece, in points."""
+    reliability: Annotated[list[ShareBin], Field(max_length=100)] = []
+    """Test images by the share of the predicted class."""
+    uncalibrated_reliability: Annotated[list[ShareBin], Field(max_length=100)] = []
+    """reliability without temperature."""
+    sure: Annotated[list[SureAnswers], Field(max_length=100)] = []
+    """Unsure answers below some shares, and the accuracy of the others."""
     zero_shot_ece: Number | None = None
     """ece of the pretrained model, in points."""
     zero_shot_ece_interval: Bounds | None = None

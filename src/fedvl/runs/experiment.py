@@ -31,7 +31,7 @@ from fedvl.runs.evaluation import evaluate_test
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.looking import OnRound, look
 from fedvl.runs.preparation import Prepared, Training, prepare
-from fedvl.runs.result import describe, example_images, memory_figures, pseudo_label_figures
+from fedvl.runs.result import describe, example_images, fitted_temperature, memory_figures, pseudo_label_figures
 from fedvl.seeding import torch_generator
 from fedvl.tensors import ByClient, Tensors, placed
 
@@ -282,7 +282,10 @@ def run_rounds(
     if tested and not judged:  # nothing was trained, or all of it before this process began
         judge_now(federation.shared, federation.last)
     in_use = memory.peak(prepared.device)  # before what describes the run needs some too
-    result = describe(prepared, federation, judge, zero_shot, judged).joined(
+    fitted, calibrated = fitted_temperature(prepared, federation, validator), None
+    if tested and fitted:
+        calibrated = replace(judge, temperature=fitted.value).judge(federation.shared, federation.last)
+    result = describe(prepared, federation, judge, zero_shot, judged, fitted, calibrated).joined(
         memory_figures(in_use, peaks, experiment.evaluation.target_accuracy, federation.records),
         newcomer_figures(prepared, federation, judge),
         Figures() if untrained is None else Figures(untrained_validation_accuracy=untrained),
@@ -291,6 +294,6 @@ def run_rounds(
     examples = example_images(prepared, judged[-1][0], zero_shot) if tested else Examples()
     if tested:
         evaluate_test(folder, result, judge, validator, (federation.shared, federation.last))
-        write_answers(folder, prepared, judged[-1][0])
+        write_answers(folder, prepared, calibrated or judged[-1][0])
     folder.finish(result, examples, federation.shared, federation.last, federation.server)
     return folder.result

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvl.config import MAX_TOML, Experiment, Settings, read_toml, resolve
+from fedvl.data.catalogue import is_own
 from fedvl.errors import FedVLError
 from fedvl.evaluation.shapley import Contributions
 from fedvl.federation.records import Record
@@ -111,7 +112,7 @@ class RunFolder:
         """Write the settings, and a copy of the method where it is the user's own file."""
         if experiment.method.name.endswith(".py"):
             shutil.copyfile(experiment.method.name, self.file(Path(experiment.method.name).name))
-        write_whole(self.file("config.toml"), experiment.to_toml().encode())
+        write_whole(self.file("config.toml"), located(experiment).to_toml().encode())
 
     @contextmanager
     def lock(self, new: bool = False, waits: Callable[[str], None] | None = None) -> Iterator[None]:
@@ -372,6 +373,14 @@ class RunFolder:
             return self._read(Status, "status.json") or Status()
         except FedVLError:
             return Status()
+
+
+def located(experiment: Experiment) -> Experiment:
+    """Return the experiment with absolute paths to the user's own data, for use from any folder."""
+    data = experiment.data
+    paths = {"dataset": data.dataset if is_own(data.dataset) else None, "corrections": data.corrections}
+    found = {name: os.path.abspath(os.path.expanduser(path)) for name, path in paths.items() if path}
+    return experiment.model_copy(update={"data": data.model_copy(update=found)})
 
 
 def downloads_of(experiment: Experiment, dataset: bool) -> list[str]:

@@ -22,6 +22,7 @@ from fedvl.config import BY_CLIENT, Experiment
 from fedvl.data.additions import owners_of
 from fedvl.data.catalogue import is_own, numbered_groups
 from fedvl.data.holdings import Units, hold_out_validation, of_newcomers, take_root, units_of, without
+from fedvl.data.images import is_dim
 from fedvl.data.imported import ImportedEncoder, encoding_in
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked_rows
 from fedvl.data.missing import LabelNoise, conditions_of, with_wrong_labels, without_modalities
@@ -42,7 +43,7 @@ from fedvl.data.protocols import (
     with_client_shots,
 )
 from fedvl.data.sources import OPEN_ANEW, Opener
-from fedvl.data.stores import Dataset, Split
+from fedvl.data.stores import Dataset, FileStore, Split
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.federation.statistics_privacy import sum_noise
@@ -113,6 +114,7 @@ class Test:
     new: Samples | None = None  # of classes that nobody trains on, in the base-to-new protocol
     newcomers: list[Tensor] = field(default_factory=list)  # rows that clients query who join when training is over
     describe: Callable[[int], str] = str  # the name of a row's image
+    content_sha256: Callable[[int], str] = str  # of a row's image, under whatever name
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,7 @@ def prepare(
         notes=[
             *sources.dataset.notes,
             *(note for read in encoded.read.values() for note in read.notes),
+            *(dim_note(sources.dataset) if is_own(experiment.data.dataset) else []),
             *withdrawal_note(experiment),
             *start_note(experiment),
             *(simulation_note(experiment) if simulated else []),
@@ -231,6 +234,25 @@ def simulation_note(experiment: Experiment) -> list[str]:
     return [
         f"{data.clients} simulated clients share your images (partition {data.partition}); without --clients and --partition, "
         "one client has all of them."
+    ]
+
+
+def dim_note(dataset: Dataset) -> list[str]:
+    """Name images of 16 bits whose values are of fewer: they are read as nearly black."""
+    stores = {id(split.store): split.store for split in dataset.splits.values()}.values()
+    found = [
+        name
+        for store in stores
+        if isinstance(store, FileStore)
+        for path, name in zip(store.paths, store.names, strict=True)
+        if is_dim(path)
+    ]
+    if not found:
+        return []
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return [
+        f"Read as nearly black, since their values use a small part of 16 bits: {', '.join(found[:NAMED])}{more}; scale them to "
+        "the whole range."
     ]
 
 
@@ -539,6 +561,10 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
         split, place = place_of(row)
         return sources.dataset.splits[split].describe(place)
 
+    def content_sha256(row: int) -> str:
+        split, place = place_of(row)
+        return hashlib.sha256(sources.dataset.splits[split].content(place)).hexdigest()
+
     parts = [torch.from_numpy(part).to(device) for part in assignment.parts]
     places = [place_of(row) for row in range(len(rows))]
     identities = [sources.dataset.splits[name].identity for name in sorted({name for name, _ in places})]
@@ -555,6 +581,7 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
         None if assignment.new is None else take_queries(sources, encoded, assignment.new),
         of_newcomers(parts, experiment),
         name,
+        content_sha256,
     )
 
 

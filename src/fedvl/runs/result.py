@@ -4,6 +4,7 @@ import platform
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,10 @@ from fedvl.evaluation.calibration import (
     MAX_CALIBRATION_IMAGES,
     calibration_error,
     calibration_interval,
+    fit_held_out,
     fit_temperature,
+    share_bins,
+    sure_answers,
 )
 from fedvl.evaluation.clusters import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
@@ -54,14 +58,26 @@ IMAGES_TIMED = 4
 TIMED: dict[tuple[str, torch.device], float] = {}  # seconds an image, by a model's fingerprint: it may be loaded again
 
 
+class FittedTemperature(NamedTuple):
+    """What scores are divided by to show shares, and the images to which it was fitted."""
+
+    value: float
+    images: str
+
+
 def describe(
     prepared: Prepared,
     federation: Federation,
     judge: Judge,
     zero_shot: Judged | None,
     judged: list[tuple[Judged, float]],
+    fitted: FittedTemperature | None = None,
+    calibrated: Judged | None = None,
 ) -> Result:
-    """Describe a run; ``judged`` are this process's evaluations and their seconds."""
+    """Describe a run; ``judged`` are this process's evaluations and their seconds.
+
+    ``calibrated`` is the last of them with shares at the temperature that was ``fitted``.
+    """
     experiment, records, engine = prepared.experiment, federation.records, federation.engine
     final, final_seconds = judged[-1] if judged else (None, 0.0)
     handed = prepared.method.hand_out(federation.shared, federation.last, 0)
@@ -81,7 +97,8 @@ def describe(
         rounds=len(records),
         seed=experiment.seed,
         protocol=experiment.evaluation.protocol,
-        temperature=temperature(prepared, federation) if needs_temperature(prepared) else None,
+        temperature=fitted.value if fitted else None,
+        temperature_from=fitted.images if fitted else None,
         per_round=[record.accuracy for record in records if "accuracy" in record.model_fields_set],
         per_round_loss=[record.loss for record in records],
         trainable_parameters=count_elements(
@@ -130,7 +147,7 @@ def describe(
         zero_shot_figures(zero_shot),
         validation_figures(prepared, records),
         pseudo_label_figures(prepared, federation),
-        Figures() if needs_temperature(prepared) else calibration_figures(prepared, final, zero_shot),
+        calibration_figures(prepared, final, zero_shot, calibrated),
         target_figures(experiment.evaluation.target_accuracy, records, local_flops),
         dataset_figures(prepared, final, zero_shot),
         long_tail_figures(prepared, final, zero_shot),
@@ -175,14 +192,21 @@ def needs_temperature(prepared: Prepared) -> bool:
     return prepared.method.labels == "none" and not prepared.method.role.trained_private
 
 
-def temperature(prepared: Prepared, federation: Federation) -> float | None:
-    """Return what scores are divided by to show shares; None where training images are elsewhere.
+def fitted_temperature(prepared: Prepared, federation: Federation, validator: Judge | None) -> FittedTemperature | None:
+    """Fit what scores are divided by to show shares: never to test images.
 
-    It is fitted to the pretrained model's own shares of training images, which need no labels.
-    Under differential privacy it is withheld.
+    It is fitted to the labels of images that clients hold out or, for a method whose scores do not
+    become shares, to the pretrained model's own shares of training images, which need no labels.
+    None where there are neither. Under differential privacy it is withheld.
     """
+    if prepared.experiment.privacy.unit != "none" or prepared.method.clusters:
+        return None
+    if validator is not None and not validator.candidates:
+        labels, shares = validator.shares(federation.shared, federation.last)
+        if len(labels):
+            return FittedTemperature(fit_held_out(labels, shares), f"{len(labels):,} images that clients held out")
     method, samples = prepared.method, prepared.training.samples
-    if "features" not in samples.inputs or not len(samples) or prepared.experiment.privacy.unit != "none":
+    if not needs_temperature(prepared) or "features" not in samples.inputs or not len(samples):
         return None
     rows = torch.arange(0, len(samples), max(1, len(samples) // MAX_CALIBRATION_IMAGES), device=prepared.device)
     size = prepared.experiment.evaluation.batch_size
@@ -192,7 +216,8 @@ def temperature(prepared: Prepared, federation: Federation) -> float | None:
             inputs = samples.take(rows[first : first + size]).inputs
             scores.append(method.predict(federation.shared, inputs))
             zero_shot.append(method.task.clip.logit_scale * inputs["features"] @ method.task.text_features.T)
-    return fit_temperature(torch.cat(scores), torch.cat(zero_shot).softmax(-1))
+    value = fit_temperature(torch.cat(scores), torch.cat(zero_shot).softmax(-1))
+    return FittedTemperature(value, f"the pretrained model's shares of {len(rows):,} training images")
 
 
 def mix_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> Figures:
@@ -211,15 +236,31 @@ def mix_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | No
     return found
 
 
-def calibration_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> Figures:
-    """Return how far the shares of the predicted classes are from the truth, in points."""
+def calibration_figures(
+    prepared: Prepared, final: Judged | None, zero_shot: Judged | None, calibrated: Judged | None
+) -> Figures:
+    """Return how far the shares of the predicted classes are from the truth, in points.
+
+    Scores that do not become shares have figures only with a temperature.
+    """
     labels, found = prepared.test.samples.labels.cpu().numpy(), Figures()
-    for prefix, judged in (("", final), ("zero_shot_", zero_shot)):
+    before = None if needs_temperature(prepared) else final
+    least = prepared.experiment.evaluation.unsure
+    kinds = {"": calibrated or before, "uncalibrated_": before if calibrated else None, "zero_shot_": zero_shot}
+    for prefix, judged in kinds.items():
         known = np.isfinite(judged.shares) if judged is not None else np.zeros(0, bool)
-        if judged is not None and known.any():
-            shares, correct = judged.shares[known], (judged.answers == labels)[known]
-            error, bounds = calibration_error(shares, correct), list(calibration_interval(shares, correct))
-            found = found.joined(Figures.model_validate({f"{prefix}ece": error, f"{prefix}ece_interval": bounds}))
+        if judged is None or not known.any() or (prefix == "zero_shot_" and needs_temperature(prepared)):
+            continue
+        shares, correct = judged.shares[known], (judged.answers == labels)[known]
+        told: dict[str, Any] = {
+            "ece": calibration_error(shares, correct),
+            "ece_interval": list(calibration_interval(shares, correct)),
+        }
+        if prefix != "zero_shot_":
+            told["reliability"] = share_bins(shares, correct)
+        found = found.joined(Figures.model_validate({f"{prefix}{key}": value for key, value in told.items()}))
+        if not prefix:
+            found = found.joined(Figures(sure=sure_answers(shares, correct, least)))
     return found
 
 

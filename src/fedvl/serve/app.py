@@ -7,21 +7,25 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from fedvl.data.images import MAX_PIXELS
+from fedvl.config import BY_CLIENT
+from fedvl.data.images import MAX_PIXELS, decode
 from fedvl.errors import FedVLError
+from fedvl.report.card import accuracy, card_text, lineage
 from fedvl.serve.askers import Asker, BusyError, TurnPool
 from fedvl.serve.guard import BUSY, LIMITS, Guard, Limits, address_of, check_token, refusal_response
+from fedvl.serve.images import preview_of
 from fedvl.serve.metrics import Metrics
 from fedvl.serve.model import TrainedModel
+from fedvl.serve.reported import ReportBox, ReportedAnswer
 from fedvl.serve.sessions import Session, Sessions, Upload, answers, as_text
 from fedvl.serve.worker import Worker
 from fedvl.version import __version__
@@ -46,8 +50,8 @@ UPLOAD = {
 RESULTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One line of JSON per file, in order: number, image, and either ranked (name and score, "
-        "most likely first), entropy, prototype_of, zero_shot and, if the run has thresholds, above_threshold, "
-        "or refused with the reason.",
+        "most likely first), entropy, unsure (if a least share is set), prototype_of, zero_shot and, if the run has "
+        "thresholds, above_threshold, or refused with the reason.",
         "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
     }
 }
@@ -101,6 +105,15 @@ class SessionView(BaseModel):
     expires_in_seconds: float
 
 
+class TestedClass(BaseModel):
+    """Test images of a class, how many were recognised, and how many images got its name."""
+
+    name: str
+    images: int
+    recognised: int
+    named: int
+
+
 class About(BaseModel):
     """What is served, and its limits."""
 
@@ -111,10 +124,29 @@ class About(BaseModel):
     classes: list[str]
     new_classes: bool
     temperature: float | None
+    temperature_from: str | None
     thresholds: dict[str, float] | None
     thresholds_chosen: str | None
     personal: bool
+    accuracy: float | None
+    accuracy_interval: list[float] | None
+    test_images: int
+    tested: list[TestedClass]
+    unsure: float | None
+    example: str | None
+    reports: bool
     limits: dict[str, int | float]
+
+
+class Offered(NamedTuple):
+    """What the operator offers beside the model."""
+
+    unsure: float | None = None  # share below which answers are "unsure"; the run's setting if absent
+    example: tuple[str, bytes] | None = None  # name and content of an image
+    reports: ReportBox | None = None
+
+
+NOTHING_OFFERED = Offered()
 
 
 class InMemory(MultiPartParser):
@@ -124,7 +156,11 @@ class InMemory(MultiPartParser):
 
 
 def make_app(
-    run: TrainedModel, token: str | None = None, limits: Limits = LIMITS, clock: Callable[[], float] = time.monotonic
+    run: TrainedModel,
+    token: str | None = None,
+    limits: Limits = LIMITS,
+    clock: Callable[[], float] = time.monotonic,
+    offered: Offered = NOTHING_OFFERED,
 ) -> FastAPI:
     check_token(token)
     worker = Worker(run, limits.pending_images)
@@ -191,7 +227,9 @@ def make_app(
         check_limits(new, run, limits)
         address = address_of(request.scope)
         with sessions.room(address, len(new.classes or run.class_names)):
-            made = naming.submit(Asker(address), partial(run.user, new.classes, new.templates, new.client))
+            made = naming.submit(
+                Asker(address), partial(run.user, new.classes, new.templates, new.client, offered.unsure)
+            )
             user = await asyncio.wrap_future(made)
             return view(sessions.begin(user, address, new.top, run.batch_size(user)))
 
@@ -234,9 +272,51 @@ def make_app(
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
+    @app.post("/preview", openapi_extra=UPLOAD, responses=problems, response_class=Response)
+    async def preview(request: Request) -> Response:
+        """Return a small PNG of an image that browsers do not show, such as TIFF or DICOM."""
+        ((_, data), *_) = await read_files(request, limits)
+        asker = Asker(address_of(request.scope), "preview")
+        shown = await asyncio.wrap_future(worker.read(asker, partial(preview_of, data)))
+        return Response(shown, media_type="image/png")
+
+    @app.post("/reports", status_code=204, responses=problems)
+    async def report(request: Request) -> None:
+        """Report a wrong answer to the operator: a form of its fields, and perhaps a picture."""
+        if offered.reports is None:
+            raise HTTPException(404, "This service takes no reports.")
+        form = await read_form(request, limits)
+        fields = {name: value for name, value in form if not isinstance(value, UploadFile)}
+        try:
+            told = ReportedAnswer.model_validate(fields)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"])) or "The report"
+            raise HTTPException(422, f"{where}: {problem['msg']}.") from error
+        pictures = [await take(value) for _, value in form if isinstance(value, UploadFile)]
+        box, asker = offered.reports, Asker(address_of(request.scope), "reports")
+        await asyncio.wrap_future(
+            worker.read(asker, lambda: box.add(told, decode(pictures[0], told.image) if pictures else None))
+        )
+
+    @app.get("/card", response_class=PlainTextResponse, responses=problems)
+    def card() -> str:
+        """Return the model card in Markdown."""
+        folder, result = run.folder, run.result
+        tested = None if result.protocol in BY_CLIENT else accuracy(result)
+        return card_text(folder.path.resolve().name, lineage(folder, run.class_names, None, {}, tested))
+
+    @app.get("/example", responses=problems, response_class=Response)
+    async def example() -> Response:
+        """Return the image that the operator offers as an example."""
+        if offered.example is None:
+            raise HTTPException(404, "This service has no example image.")
+        return Response(offered.example[1], media_type="application/octet-stream")
+
     @app.get("/run", responses=problems)
     async def about() -> About:
         """Return what is served, and its limits."""
+        measured = None if run.result.protocol in BY_CLIENT else accuracy(run.result)
         return About(
             method=run.name,
             model=run.encoder.name,
@@ -245,9 +325,17 @@ def make_app(
             classes=run.class_names,
             new_classes=run.answers_new_classes,
             temperature=run.temperature,
+            temperature_from=run.result.temperature_from,
             thresholds=run.thresholds.shares if run.thresholds else None,
             thresholds_chosen=run.thresholds.chosen if run.thresholds else None,
             personal=run.experiment.evaluation.protocol == "personal",
+            accuracy=measured.percent if measured else None,
+            accuracy_interval=measured.interval if measured else None,
+            test_images=measured.images if measured else 0,
+            tested=tested_classes(run) if measured else [],
+            unsure=run.experiment.evaluation.unsure if offered.unsure is None else offered.unsure,
+            example=offered.example[0] if offered.example else None,
+            reports=offered.reports is not None,
             limits={**vars(limits), "pixels": MAX_PIXELS},
         )
 
@@ -270,6 +358,16 @@ def page_file(name: str) -> Callable[[], FileResponse]:
     return lambda: FileResponse(PAGE / name)
 
 
+def tested_classes(run: TrainedModel) -> list[TestedClass]:
+    """Return what the run's test says of each class."""
+    confusion = run.result.confusion
+    named = [sum(column) for column in zip(*confusion, strict=True)]
+    return [
+        TestedClass(name=name, images=sum(row), recognised=row[number], named=named[number])
+        for number, (name, row) in enumerate(zip(run.class_names, confusion, strict=True))
+    ]
+
+
 def check_limits(new: NewSession, run: TrainedModel, limits: Limits) -> None:
     names, templates = new.classes or [], new.templates or []
     if len(names) > limits.names:
@@ -285,8 +383,8 @@ def check_limits(new: NewSession, run: TrainedModel, limits: Limits) -> None:
         raise FedVLError(f"At most {limits.top} names are returned per image; lower top.")
 
 
-async def read_files(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
-    """Return the names and contents of the files in a form."""
+async def read_form(request: Request, limits: Limits) -> list[tuple[str, UploadFile | str]]:
+    """Return the fields and files of a form."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(400, "Send images as files of a form (multipart/form-data).")
     try:
@@ -294,7 +392,12 @@ async def read_files(request: Request, limits: Limits) -> list[tuple[str, bytes]
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         raise HTTPException(400, f"The form cannot be read ({str(error).rstrip('.')[:200]}).") from error
-    files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+    return form.multi_items()
+
+
+async def read_files(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
+    """Return the names and contents of the files in a form."""
+    files = [value for _, value in await read_form(request, limits) if isinstance(value, UploadFile)]
     if not files:
         raise HTTPException(400, "The form holds no file; attach at least one image.")
     return [(file.filename or "", await take(file)) for file in files]

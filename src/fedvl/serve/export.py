@@ -15,6 +15,7 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
 from fedvl.files import write_whole
 from fedvl.methods.parts.adapters import gated
+from fedvl.models import EMBEDDED
 from fedvl.models.clip import Clip, ClipShape, DualEncoder, ViTShape
 from fedvl.models.convert import clip_to_hugging_face
 from fedvl.models.tokenizer import END, START
@@ -29,7 +30,13 @@ PROBES = 64  # random images on which the exported formula must agree with the m
 GATE_CODE = """
     gate = torch.tanh(z @ head["gate.0.weight"].T + head["gate.0.bias"])
     z = z * torch.softmax(gate @ head["gate.1.weight"].T + head["gate.1.bias"], dim=-1)"""
-README = """# {title}
+README = """---
+library_name: transformers
+pipeline_tag: image-classification
+license: {licence}
+---
+
+# {title}
 
 Made by `fedvl export` from a run of {method} on {dataset}. It predicts {count} classes, which `classes.json` lists.
 `config.json`, `model.safetensors`, the tokenizer and `preprocessor_config.json` are a Hugging Face CLIP: the frozen encoder.
@@ -91,6 +98,7 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
     hashes = {name: save(folder / name, tensors, {"format": "pt"}) for name, tensors in weights.items()}
     readme = README.format(
         title=folder.name,
+        licence="apache-2.0" if run.experiment.model.name in EMBEDDED else "other",
         method=run.name,
         dataset=run.experiment.data.dataset,
         count=len(user.names),

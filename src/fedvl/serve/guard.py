@@ -17,6 +17,7 @@ from fedvl.report.loopback import HEADERS, hostname, is_loopback
 from fedvl.serve.askers import BusyError, Shares
 
 OPEN = {"/", "/page.css", "/page.js", "/icon.svg", "/health"}  # they reveal nothing about the run
+ONE_FILE = {"/preview", "/reports"}  # requests with one image at most
 BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 SHORTEST_TOKEN = 16  # characters
 BUSY = "The service is busy; try again in a moment."
@@ -115,7 +116,9 @@ class Guard:
         return refusal_response(413, too_large(most)) if len(lengths[0]) > 18 or int(lengths[0]) > most else None
 
     def _most(self, path: str) -> int:
-        return self.limits.request_bytes if path.endswith("/images") else self.limits.text_bytes
+        if path.endswith("/images"):
+            return self.limits.request_bytes
+        return self.limits.text_bytes + (self.limits.file_bytes if path in ONE_FILE else 0)
 
     def _knows_token(self, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")

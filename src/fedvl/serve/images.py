@@ -1,5 +1,6 @@
 """The images that a user gives: files, folders of them, and images in memory."""
 
+import base64
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
@@ -10,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from fedvl.data.images import EXTENSIONS, HEIC, decode, is_image
+from fedvl.data.catalogue import is_own
+from fedvl.data.images import EXTENSIONS, HEIC, MAX_IMAGE_BYTES, BadImage, decode, is_image
 from fedvl.data.stores import content_of
 from fedvl.errors import FedVLError
+from fedvl.files import read_file
+from fedvl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     AnyImage = str | Path | Image.Image | NDArray[np.integer[Any]]
+
+PREVIEW_SIDE = 480  # pixels of the longer side
 
 ImageSource = tuple[str, Path | bytes]  # an image's name, and its file or the content of one
 
@@ -56,6 +62,36 @@ def image_sources(images: "AnyImage | Sequence[AnyImage]") -> Iterator[ImageSour
             yield from ((str(path), path) for path in image_files([Path(image)]))
         else:
             yield f"image {number}", png_of(image)
+
+
+def example_file(folder: RunFolder, chosen: Path | None) -> tuple[str, bytes] | None:
+    """Return the name and content of the image that the page offers as an example.
+
+    Of a public dataset it is a test image of the run's report; images of one's own are not offered.
+    """
+    if chosen is not None:
+        try:
+            content = read_file(chosen, MAX_IMAGE_BYTES)
+            decode(content)
+        except (OSError, BadImage) as error:
+            raise FedVLError(
+                f"{chosen} cannot be the example image ({str(error).rstrip('.')}); give another as --example."
+            ) from error
+        return chosen.name, content
+    shown = [*folder.examples.gained, *folder.examples.lost]
+    if not shown or is_own(folder.experiment.data.dataset):
+        return None
+    kind, _, data = shown[0].image.partition(";base64,")
+    return f"example.{kind.rpartition('/')[2]}", base64.b64decode(data)
+
+
+def preview_of(content: bytes) -> bytes:
+    """Return a small copy of an image that browsers show, without the headers of its file."""
+    small = decode(content)
+    small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE))
+    shown = io.BytesIO()
+    small.save(shown, "PNG")
+    return shown.getvalue()
 
 
 def png_of(image: Any) -> bytes:

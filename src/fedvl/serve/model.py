@@ -4,7 +4,7 @@ Queries go through ``evaluation/predict.py``, as in a test: the same images in t
 the same predictions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -33,6 +33,7 @@ from fedvl.tensors import Tensors, pick_device
 IMAGES_AT_ONCE = 32  # images per batch of a method without memory; for one with a memory it is in the run's settings
 
 ENCODED_TOGETHER = 256
+UNSURE = "unsure"
 
 
 class Ranked(TypedDict):
@@ -50,6 +51,7 @@ class Line(TypedDict, total=False):
     refused: str
     ranked: list[Ranked]
     entropy: float
+    unsure: bool
     prototype_of: str | None
     above_threshold: list[str]
     zero_shot: list[Ranked]
@@ -63,11 +65,14 @@ class Reply(NamedTuple):
     example_of: str | None  # class that it is remembered as an example of
     zero_shot: list[tuple[str, float]]  # the pretrained model's prediction
     above: list[str] | None = None  # names whose share reaches their threshold, if the run has thresholds
+    unsure: bool | None = None  # whether the likeliest name's share is below what the user asks for
 
     def write(self, line: Line) -> None:
         """Write the prediction into the line of its image."""
         line["ranked"] = [{"name": name, "score": score} for name, score in self.ranked]
         line["entropy"] = self.entropy
+        if self.unsure is not None:
+            line["unsure"] = self.unsure
         line["prototype_of"] = self.example_of
         if self.above is not None:
             line["above_threshold"] = self.above
@@ -84,8 +89,10 @@ class User:
         client_weights: dict[int, float],
         temperature: float = 1.0,
         thresholds: Mapping[str, float] | None = None,
+        unsure: float | None = None,
     ) -> None:
         self.names = method.task.class_names
+        self.unsure = unsure  # share of the likeliest name below which the answer is "unsure"
         self.client_weights = client_weights
         self.temperature = temperature
         self.thresholds = thresholds if thresholds and thresholds.keys() == set(self.names) else None
@@ -98,12 +105,14 @@ class User:
         inputs = {form: torch.stack([image[form] for image in images]) for form in images[0]}
         answer = self.conversation.ask(inputs)
         scores = answer.scores / self.temperature
+        ranked = self._ranked(scores, top)
         columns = (
-            self._ranked(scores, top),
+            ranked,
             entropy(scores).tolist(),
             [self.names[c] if c >= 0 else None for c in answer.example_of.tolist()],
             self._ranked(self._zero_shot.ask(inputs).scores, top),
             self._above(scores),
+            [None if self.unsure is None else row[0][1] < self.unsure for row in ranked],
         )
         return [Reply(*row) for row in zip(*columns, strict=True)]
 
@@ -180,13 +189,22 @@ class TrainedModel:
 
     @property
     def temperature(self) -> float | None:
-        """Calibration temperature, fitted on training images; None if scores are not divided."""
+        """Calibration temperature, fitted on images that are not tested; None if there is none."""
         return self.result.temperature
 
     def user(
-        self, names: Sequence[str] | None = None, templates: Sequence[str] | None = None, client: int | None = None
+        self,
+        names: Sequence[str] | None = None,
+        templates: Sequence[str] | None = None,
+        client: int | None = None,
+        unsure: float | None = None,
     ) -> User:
-        """Return a user of class names (default: the run's) or of a client's personal model."""
+        """Return a user of class names (default: the run's) or of a client's personal model.
+
+        Answers with a share below ``unsure`` are marked; if absent, the run's setting is used.
+        """
+        if unsure is not None and not 0 < unsure < 1:
+            raise FedVLError(f"--unsure is a share between 0 and 1, such as 0.8, and not {unsure:g}.")
         names = list(names or self.class_names)
         if len(set(names)) < len(names):
             raise FedVLError("A class name is given twice; give each once.")
@@ -210,7 +228,8 @@ class TrainedModel:
             tensors = {**tensors, **self._private(client)}
         weights = method.client_weights(self._last) if self._last else {}
         thresholds = self.thresholds.shares if self.thresholds else None
-        return User(method, tensors, weights, self.temperature or 1.0, thresholds)
+        least = self.experiment.evaluation.unsure if unsure is None else unsure
+        return User(method, tensors, weights, self.temperature or 1.0, thresholds, least)
 
     def read(self, image: bytes | Path, name: str = "") -> Tensor:
         """Return an image file as the encoder's input; raise `BadImage` if it cannot be used."""
@@ -308,18 +327,25 @@ class QueryBatch:
         return lines
 
 
+def answer_of(line: Line) -> str | None:
+    """Return the likeliest name, "unsure" if its share is too small, None for a refused image."""
+    if "ranked" not in line:
+        return None
+    return UNSURE if line.get("unsure") else line["ranked"][0]["name"]
+
+
 def predict_images(
     model: TrainedModel,
     user: User,
     sources: Sequence[ImageSource],
     top: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Line]:
-    """Predict images in their order; return a line for each."""
-    batch, lines = QueryBatch(user, model.batch_size(user), top), list[Line]()
+) -> Iterator[Line]:
+    """Predict images in their order; yield a line for each as soon as it is known."""
+    batch = QueryBatch(user, model.batch_size(user), top)
     for first in range(0, len(sources), ENCODED_TOGETHER):
         for number, row in enumerate(model.encode_files(sources[first : first + ENCODED_TOGETHER]), first):
             if batch.add({"number": number, "image": sources[number][0]}, row):
-                lines += batch.predict()
+                yield from batch.predict()
         progress(min(first + ENCODED_TOGETHER, len(sources)), len(sources))
-    return lines + batch.predict()
+    yield from batch.predict()

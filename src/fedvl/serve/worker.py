@@ -63,6 +63,13 @@ class Worker:
         """Run a function of the model; one at a time, in round-robin order by address."""
         return self._answers.submit(asker, function)
 
+    def read(self, asker: Asker, function: Callable[[], Any]) -> "Future[Any]":
+        """Run a function that decodes an image, in turn with the images to encode."""
+        self.pending.take(asker.address, 1)
+        found = self._readers.submit(asker, function)
+        found.add_done_callback(lambda _: self.pending.give_back(asker.address, 1))
+        return found
+
     def stop(self) -> None:
         with self._changed:
             self._stopped = True

@@ -51,3 +51,13 @@ def test_confused_pairs_are_the_commonest_mistakes():
     assert confused_pairs(confusion, 2) == [(1, 2, 4, 14), (0, 1, 3, 8)]
     assert confused_pairs(confusion, 15) == [(1, 2, 4, 14), (0, 1, 3, 8), (1, 0, 1, 14)]
     assert confused_pairs(np.eye(3, dtype=np.int64), 15) == []
+
+
+def test_a_matrix_of_ten_classes_fits_a_phone():
+    names = [f"a class with a long name {number}" for number in range(10)]
+    for width, cell in ((848, 43), (356, (356 - 6 - 14) / 10)):
+        root = drawn(confusion_chart(np.eye(10, dtype=np.int64), names, width=width))
+        assert float(root.get("width") or 0) <= width
+        sides = {float(each.get("width") or 0) for each in root.iter() if each.get("class") == "right"}
+        assert len(sides) == 1
+        assert sides.pop() <= cell

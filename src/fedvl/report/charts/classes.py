@@ -1,13 +1,14 @@
 """Per-class charts: recall against zero-shot, and the confusion matrix."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvl.report.svg import coordinate, drawing, element, fitted_names, label
+from fedvl.report.svg import LABEL_WIDTH, coordinate, drawing, element, fitted_names, label
 
+SMALLEST_CELL = 16.0  # pixels
 MAX_MATRIX = 30  # classes; larger confusion matrices become a table of pairs
 
 Counts = NDArray[np.int64]
@@ -28,11 +29,19 @@ def recall_bar(recall: float, reference: float | None) -> str:
     )
 
 
-def confusion_chart(confusion: Counts, class_names: Sequence[str]) -> str:
-    """Draw true classes as rows and predictions as columns, shaded by the share of the row."""
+def confusion_chart(
+    confusion: Counts,
+    class_names: Sequence[str],
+    link: Callable[[int, int], str] | None = None,
+    width: float = 848.0,
+) -> str:
+    """Draw true classes as rows and predictions as columns, shaded by the share of the row.
+
+    ``link`` is the address of a cell's images, by its row and column.
+    """
     classes = len(confusion)
-    cell = min(44.0, max(20.0, 480 / classes))
-    names, left = fitted_names(class_names)
+    names, left = fitted_names(class_names, min(LABEL_WIDTH, width / 4))
+    cell = min(44.0, max(20.0, 480 / classes), max(SMALLEST_CELL, (width - left - 6) / classes))
     # Column names are rotated, so the longest sets the space above.
     top = left + 16
     parts = [label(0, 12, "true class ↓   predicted →", "axis-name")]
@@ -53,14 +62,14 @@ def confusion_chart(confusion: Counts, class_names: Sequence[str]) -> str:
             tip = f"{class_names[row]} {verb}: {count:,} of {total:,} ({100 * share:.1f} %)"
             # Errors are few: the square root makes them visible next to the diagonal.
             css, shade = ("right", share) if row == column else ("wrong", math.sqrt(share))
-            parts.append(element("rect", "", tip, x=x, y=y, width=side, height=side, css=css, fill_opacity=shade))
+            drawn = element("rect", "", tip, x=x, y=y, width=side, height=side, css=css, fill_opacity=shade)
             if share >= 0.005:
                 words, css = f"{100 * share:.0f}", "share on" if shade > 0.55 else "share"
-                parts.append(label(x + side / 2, y + side / 2 + 3.5, words, css, "middle"))
+                drawn += label(x + side / 2, y + side / 2 + 3.5, words, css, "middle")
+            parts.append(element("a", drawn, href=link(row, column), aria_label=tip) if link else drawn)
     size = classes * cell
-    return drawing(
-        max(left + size, 180) + 6, top + size + 6, f"Confusion matrix of {classes} classes", parts, "confusion"
-    )
+    name, role = f"Confusion matrix of {classes} classes", "group" if link else "img"
+    return drawing(max(left + size, 180) + 6, top + size + 6, name, parts, "confusion", role)
 
 
 def confused_pairs(confusion: Counts, limit: int) -> list[tuple[int, int, int, int]]:
