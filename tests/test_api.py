@@ -105,7 +105,7 @@ def test_idle_threads_sleep_unless_the_user_says_otherwise(given, expected):
 def test_arguments_are_the_flags_of_the_command_line():
     ours = set(inspect.signature(fedvl.run).parameters)
     theirs = set(inspect.signature(run_command).parameters)
-    assert ours - {"settings", "on_round"} == theirs - {"settings", "as_json"}
+    assert ours - {"settings", "on_round"} == theirs - {"settings", "as_json", "page"}
     assert set(FLAGS) < ours
 
 
@@ -410,9 +410,9 @@ def test_predictions_are_those_of_the_command_line(linear):
     for row in range(5):
         picture(row).save(folder / f"{row}.png")
     model = TrainedModel(RunFolder(linear.folder))
-    expected = predict_images(model, model.user(), [(str(path), path) for path in sorted(folder.iterdir())], 3)
+    expected = list(predict_images(model, model.user(), [(str(path), path) for path in sorted(folder.iterdir())], 3))
     predicted = linear.predict("photos")
-    assert list(predicted.columns) == ["image", "name", "score", "ranked", "zero_shot", "refused"]
+    assert list(predicted.columns) == ["image", "answer", "name", "score", "ranked", "zero_shot", "refused"]
     assert list(predicted.image) == [line["image"] for line in expected]
     assert list(predicted.ranked) == [[(each["name"], each["score"]) for each in line["ranked"]] for line in expected]
     assert list(predicted.name) == [line["ranked"][0]["name"] for line in expected]

@@ -1,13 +1,19 @@
 """The pages in a real browser: sorting by mouse and keyboard, hiding a run, nothing wider than a phone."""
 
 import json
+import shutil
 
 import pytest
-from helpers.browser import Browser
+from helpers.browser import Browser, until
 from helpers.grids import make_grid
 
+from fedvl.data.assemble import with_corrected_labels
+from fedvl.data.sources import open_dataset, read_corrections
+from fedvl.display import Silent
+from fedvl.report.images_page import write_images_page
 from fedvl.report.page import write_report, write_side_by_side
 from fedvl.report.status import read_status, render_status
+from fedvl.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +152,43 @@ def test_the_command_can_be_copied_and_print_unfolds_what_matters(browser, sampl
     assert browser.wait_for("document.querySelector('[data-copies]').textContent !== 'Copy'")
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert browser.evaluate("[...document.querySelectorAll('details[data-print]')].every(part => part.open)")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
+def test_wrong_images_are_reached_from_the_matrix_and_corrected(browser, folder_of, tmp_path, width, dark):
+    """From a cell of the report to its images; the CSV that the page downloads is read as corrected labels."""
+    folder = RunFolder(shutil.copytree(folder_of("linear"), tmp_path / "run"))
+    write_images_page(folder, Silent())
+    confusion, names = folder.result.confusion, folder.result.class_names
+    row, column = next((r, c) for r in range(10) for c in range(10) if r != c and confusion[r][c] > 1)
+    browser.screen(width, 900, dark=dark, phone=width < 500)
+    browser.open((folder.path / "report.html").as_uri())
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    link = f"#confusion a[href='images.html#true={row}&predicted={column}']"
+    assert browser.evaluate("document.querySelector('#confusion .scroll').scrollWidth") <= width  # no column is cut off
+    browser.evaluate(f'[...document.querySelectorAll("{link}")].find((each) => each.checkVisibility()).focus()')
+    browser.press("Enter", 13, "\r")
+    browser.wait_for("document.title.startsWith('Test images of linear') && document.readyState === 'complete'")
+    shown = "[...document.querySelectorAll('#images li')].filter((each) => each.checkVisibility())"
+    assert browser.evaluate(f"{shown}.length") == confusion[row][column]
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate(f"{shown}.every((each) => each.querySelector('img').alt)")
+    browser.command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    first, second = browser.evaluate(f"{shown}.slice(0, 2).map((each) => each.dataset.file)")
+    assert browser.evaluate("document.getElementById('download').disabled")
+    browser.evaluate(f"{shown}[0].querySelector('input[list]').focus()")
+    browser.type(names[column])
+    browser.evaluate(f"{shown}[1].querySelector('[type=checkbox]').click()")
+    browser.evaluate("document.getElementById('download').click()")
+    saved = tmp_path / "corrected.csv"
+    assert until(saved.exists)
+    labels = read_corrections(saved)
+    assert labels == {first: names[column], second: ""}
+    dataset = with_corrected_labels(open_dataset("cifar10-mini", None), labels, saved.name)
+    assert dataset.notes[-1] == "1 labels were corrected and 1 images left out by corrected.csv."
+    browser.evaluate(
+        "const kind = document.querySelector('[name=kind]'); kind.value = 'error'; kind.form.true.value = '';"
+        "kind.form.predicted.value = ''; kind.dispatchEvent(new Event('change', {bubbles: true}))"
+    )
+    assert browser.evaluate(f"{shown}.every((each) => each.dataset.kinds.includes('error'))")
+    assert browser.errors == []

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from fedvl.errors import FedVLError
-from fedvl.report.comparison_of_runs import describe_runs, paired_sentences, run_names
+from fedvl.report.comparison_of_runs import describe_runs, on_common_images, paired_sentences, run_names, shade
 from fedvl.report.page import write_report, write_side_by_side
 from fedvl.report.tables import MINUS
+from fedvl.runs.answers import ANSWERS, COLUMNS
 from fedvl.runs.folder import RunFolder
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
@@ -136,8 +137,45 @@ def test_runs_on_the_same_images_are_compared_image_by_image(tmp_path, sample_of
         "p = 0.38",
         "4",
         "1",
+        "all 10 test images",
     ]  # 12/32; the interval of test_uncertainty.py
     assert c.told[0] == "other test images, or not recorded: no paired test"
     first, second = paired_sentences(runs)
-    assert first == f"b against a: +30.00 points (95 %: {b.told[1]}), McNemar p = 0.38."
+    assert first == f"b against a: +30.00 points (95 %: {b.told[1]}), McNemar p = 0.38, on all 10 test images."
     assert second.startswith("c against a: other test images")
+
+
+def answers(folder, rows):
+    lines = [",".join(COLUMNS), *(f"{file},{truth},{said},0.9,0.1,{sha256}" for file, truth, said, sha256 in rows)]
+    (folder / ANSWERS).write_text("\n".join(lines) + "\n")
+
+
+def test_runs_of_two_months_are_compared_on_the_images_that_both_tests_have(tmp_path, sample_of, save):
+    """Four images are in both tests, under other names; one of them got another label in the second month."""
+    result, metrics = sample_of(rounds=3)
+    before, after = (
+        RunFolder(save(tmp_path / name, result | {"test_sha256": name}, metrics)) for name in ("march", "april")
+    )
+    rows = [("1", "cat", "cat", "a"), ("2", "cat", "dog", "b"), ("3", "dog", "cat", "c"), ("4", "cat", "dog", "d")]
+    answers(before.path, [*rows, ("5", "cat", "cat", "e")])
+    # b is right now, and c, which was wrong in March by its label of then, was right by that of April; d is wrong now
+    answers(
+        after.path,
+        [("x", "cat", "cat", "a"), ("y", "cat", "cat", "b"), ("z", "cat", "cat", "c"), ("v", "cat", "dog", "d")],
+    )
+    found = on_common_images(before, after)
+    assert found is not None
+    assert (found.images, found.gained, found.lost) == (4, 1, 0)
+    images = sum(map(sum, result["confusion"]))
+    (told,) = paired_sentences([before, after])
+    assert told.startswith("april against march: +25.00 points (95 %:")
+    assert told.endswith(f"on the 4 test images that both have (of {images:,} and {images:,}).")
+    answers(after.path, [("x", "cat", "cat", "")])  # of a dataset of the catalogue
+    assert on_common_images(before, after) is None
+
+
+def test_a_difference_of_recalls_has_a_colour_only_beyond_the_intervals_of_both():
+    assert shade(50.0, 100.0, 2)[1:] == ("gain", "0%")  # one image of two: 9 to 91 against 34 to 100
+    assert shade(50.0, 100.0, 100)[1:] == ("gain", "70%")
+    assert shade(80.0, 65.0, 200)[1:] == ("loss", "35%")
+    assert shade(80.0, None, 200)[1:] == ("same", "0%")

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from fedvl.comparisons.contents import Comparison, Different, GridCell, GridSeries
+from fedvl.evaluation.statistics import Paired as PairedRuns
+from fedvl.evaluation.statistics import mcnemar, wilson
 from fedvl.report.comparison_page import (
     FEWEST_AXES,
     ClassLine,
@@ -20,6 +22,7 @@ from fedvl.report.comparison_page import (
 from fedvl.report.reading import against, difference, flatten, images_tested, intervals, number, series
 from fedvl.report.run_page import kind_of
 from fedvl.report.tables import MISSING, Cell, cell_of, cost_rows, p_value, points, spread
+from fedvl.runs.answers import ANSWERS, read_answers
 from fedvl.runs.contents import Result
 from fedvl.runs.folder import RunFolder
 
@@ -149,24 +152,43 @@ def paired_sentences(runs: Sequence[RunFolder]) -> list[str]:
     names = run_names(runs)
     told = []
     for one in paired(names, runs):
-        difference, interval, p, *_ = one.told
-        sureness = f" points (95 %: {interval}), McNemar {p}" if interval else ""
+        difference, interval, p, *_, images = one.told
+        sureness = f" points (95 %: {interval}), McNemar {p}, on {images}" if interval else ""
         told.append(f"{one.name} against {names[0]}: {difference}{sureness}.")
     return told
 
 
 def paired(names: Sequence[str], runs: Sequence[RunFolder]) -> list[Paired]:
-    """Return each run against the first, image by image, where both had the same test images."""
+    """Return each run against the first, image by image, on the test images that both had."""
     rows = []
     for index, run in enumerate(runs[1:], 1):
-        test = against(runs[0].result, run.result)
+        test, images = against(runs[0].result, run.result), ""
+        if test:
+            images = f"all {test.images:,} test images"
+        elif test := on_common_images(runs[0], run):
+            counts = [f"{images_tested(each.result):,}" for each in (runs[0], run)]
+            images = f"the {test.images:,} test images that both have (of {counts[0]} and {counts[1]})"
         told = (
             [points(test.difference), spread(test.interval), p_value(test.p), f"{test.gained:,}", f"{test.lost:,}"]
             if test
             else ["other test images, or not recorded: no paired test", "", "", "", ""]
         )
+        told.append(images)
         rows.append(Paired(names[index], index, told))
     return rows
+
+
+def on_common_images(first: RunFolder, second: RunFolder) -> PairedRuns | None:
+    """Compare two runs on the images that both tests have; None if there are none.
+
+    Images are found by their content. Labels are those of the second run.
+    """
+    if not all(run.file(ANSWERS).is_file() for run in (first, second)):
+        return None
+    before, after = ({row.sha256: row for row in read_answers(run) if row.sha256} for run in (first, second))
+    common = [key for key, row in after.items() if key in before and row.truth]
+    right = ("".join(str(int(rows[key].prediction == after[key].truth)) for key in common) for rows in (before, after))
+    return mcnemar(*right) if common else None
 
 
 def class_tables(results: Sequence[Result]) -> list[ClassTable]:
@@ -187,17 +209,23 @@ def class_table(names: Sequence[str], members: Sequence[int], results: Sequence[
             name,
             cell_of(counts[place] if counts else None, "{:.0f}".format),
             cell_of(recalls[0][place], "{:.1f}".format),
-            [shade(recalls[0][place], own[place]) for own in recalls[1:]],
+            [shade(recalls[0][place], own[place], counts[place] if counts else 0) for own in recalls[1:]],
         )
         for place, name in enumerate(names)
     ]
     return ClassTable(members, results[members[0]].dataset or MISSING, lines)
 
 
-def shade(first: float | None, recall: float | None) -> Shade:
-    """Return a difference of recalls and how strong its colour is."""
+def shade(first: float | None, recall: float | None, images: int) -> Shade:
+    """Return a difference of recalls and how strong its colour is.
+
+    One that is within the intervals of both, as of a class with few images, has no colour.
+    """
     change = None if recall is None or first is None else recall - first
     share = min(1.0, abs(change or 0.0) / STRONGEST)
+    if images and recall is not None and first is not None:
+        low, high = sorted((first, recall))
+        share = 0.0 if wilson(low, images).high >= wilson(high, images).low else share
     return Shade(cell_of(change, lambda value: points(value, 1)), kind_of(change), f"{70 * share:.0f}%")
 
 

@@ -25,6 +25,8 @@ COMPARISON = "comparison.json"
 
 def write_report(folder: Path) -> Path:
     """Write report.html for a run, comparison or recipe; the same result gives the same bytes."""
+    if folder.exists() and not folder.is_dir():
+        raise FedVLError(f"{folder} is not the folder of a run or comparison; give one, such as runs/NAME.")
     path = no_link(folder / COMPARISON)
     found = read_json(path)
     if found is not None:
@@ -73,9 +75,9 @@ def write_side_by_side(folders: Sequence[Path], path: Path) -> Path:
     return write_page(path, "grid.html.j2", vars(describe_runs([RunFolder.open(folder) for folder in folders])))
 
 
-def write_page(path: Path, template: str, values: Values) -> Path:
+def write_page(path: Path, template: str, values: Values, script: str = "report.js") -> Path:
     try:
-        write_whole(path, visible(render(template, values)).encode())
+        write_whole(path, visible(render(template, values, script)).encode())
     except OSError as error:
         raise FedVLError(
             f"Cannot write {path}: {error.strerror}; make room there, or choose another path with --out."
@@ -96,8 +98,8 @@ def templates() -> Environment:
     )
 
 
-def render(template: str, values: Values) -> str:
-    script = templates().get_template("report.js").render()
+def render(template: str, values: Values, script_name: str = "report.js") -> str:
+    script = templates().get_template(script_name).render()
     return (
         templates()
         .get_template(template)

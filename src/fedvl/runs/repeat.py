@@ -16,7 +16,7 @@ from fedvl.data.sources import Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.files import MAX_JSON, SHORTENED, Content, file_sha256, read_file, read_json
-from fedvl.runs.answers import FILE as ANSWERS
+from fedvl.runs.answers import ANSWERS
 from fedvl.runs.contents import Result
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
@@ -132,7 +132,7 @@ def plain(result: Result, folder: RunFolder) -> dict[str, Any]:
 def answers_of(path: Path) -> dict[str, list[str]]:
     """Return truth, prediction, share and entropy of each test image, by its name."""
     lines = csv.reader(read_file(path, MAX_JSON).decode(errors="replace").splitlines())
-    return {row[0]: row[1:] for row in lines if row}
+    return {row[0]: row[1:5] for row in lines if row}
 
 
 def compared_answers(claimed: dict[str, list[str]], repeated: dict[str, list[str]]) -> Iterator[Difference]:
