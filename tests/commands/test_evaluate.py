@@ -75,7 +75,9 @@ def sites(run, tmp_path, monkeypatch):
     RunFolder(run).write_federation(Federation(federation=str(tmp_path / "clinic"), run="0" * 32))
     asked: list[int] = []
 
-    def evaluate_sites(folder, number, display):
+    def evaluate_sites(folder, number, display, against, noise):
+        assert against is None
+        assert noise == ((4.0, 1e-5) if number == 2 else None)
         asked.append(number)
         assert folder.at_work, "nobody else may use it at the same time"
         names = folder.result.class_names
@@ -98,7 +100,7 @@ def sites(run, tmp_path, monkeypatch):
 
 
 def test_the_sites_of_its_federation_are_asked(run, sites, tmp_path):
-    for words in ([str(run)], [str(tmp_path / "clinic"), str(run), "--number", "2"]):
+    for words in ([str(run)], [str(tmp_path / "clinic"), str(run), "--number", "2", "--epsilon", "4"]):
         shown = RUNNER.invoke(app, ["evaluate", *words, "--quiet"], catch_exceptions=False)
         assert "Sites: north." in shown.output
     assert sites == [1, 2]

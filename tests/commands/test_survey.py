@@ -13,7 +13,7 @@ def surveyed(tmp_path, monkeypatch):
     (tmp_path / "clinic" / "experiments").mkdir(parents=True)
     experiment = resolve_experiment({"method": {"name": "linear"}})
     (tmp_path / "clinic" / "experiments" / "linear.toml").write_bytes(experiment.to_toml().encode())
-    monkeypatch.setattr("fedvl.deployment.survey.survey_sites", lambda folder, display: made_up_survey())
+    monkeypatch.setattr("fedvl.deployment.survey.survey_sites", lambda folder, display, names: made_up_survey())
     monkeypatch.setattr("fedvl.commands.federation.end_on_termination", lambda: None)
 
 
