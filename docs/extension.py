@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from fedvl.config import field_help, toml_value
-from fedvl.methods import load_method, method_summaries
+from fedvl.methods import load_method, method_summaries, presets_of
 from fedvl.methods.show import facts
 
 
@@ -60,7 +60,7 @@ class MethodOptions(Generated):
         method = load_method(self.arguments[0])
         rows = option_rows(method.options_type)
         parts = [table(("option", "default", "what it is"), rows) if rows else "It has no options of its own."]
-        for preset, changes in method.presets.items():
+        for preset, changes in presets_of(self.arguments[0]).items():
             settings = [
                 f"`{section}.{key}={toml_value(value)}`"
                 for section, part in changes.items()

@@ -768,3 +768,11 @@ def test_a_sweep_is_that_of_the_command_line(tmp_path):
 def test_a_folder_without_a_comparison_is_refused(tmp_path):
     with pytest.raises(fedvl.FedVLError, match="There is no comparison in"):
         fedvl.open_comparison(tmp_path)
+
+
+def test_a_run_that_does_not_beat_zero_shot_warns_and_says_so_in_its_report(tmp_path):
+    still = {**SMALL, "training.learning_rate": 1e-9, "rounds": 1}
+    with pytest.warns(UserWarning, match=r"Not better than zero-shot beyond chance .*--preset embedded"):
+        result = fedvl.run(out=tmp_path / "run", **still)
+    (said,) = [line for line in result.remarks if "zero-shot" in line]
+    assert said.split("(")[0] in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")

@@ -5,9 +5,21 @@ from hashlib import sha256
 
 import pytest
 
+import fedvl
 from fedvl.errors import FedVLError
-from fedvl.methods import FOLDER, file_digest, load_file, load_method, load_packaged, method_names, method_summaries
+from fedvl.evaluation.statistics import mcnemar
+from fedvl.methods import (
+    FOLDER,
+    file_digest,
+    load_file,
+    load_method,
+    load_packaged,
+    method_names,
+    method_summaries,
+    presets_of,
+)
 from fedvl.methods.base import Method
+from fedvl.runs.settings import resolve_experiment
 
 SOUND = "from fedvl.methods.base import Method\nclass Mine(Method):\n    inputs = ('features',)\n"
 
@@ -89,3 +101,31 @@ def test_a_digest_is_that_of_the_bytes(tmp_path):
     assert file_digest(tmp_path / "mine.py") == sha256(b"x = 1\n").hexdigest()
     with pytest.raises(FedVLError, match=r"There is no method file .*absent\.py; check the path"):
         file_digest(tmp_path / "absent.py")
+
+
+# --- the preset `embedded`
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_has_the_preset_embedded_which_changes_what_the_paper_has(name):
+    paper, tuned = presets_of(name)["paper"], presets_of(name)["embedded"]
+    assert presets_of(name)["paper"] == load_method(name).presets["paper"], "reading it changes no other"
+    assert paper.keys() <= tuned.keys()
+    experiment = resolve_experiment({"method": {"name": name, "preset": "embedded"}})
+    assert experiment.model.name.startswith("fedvl-tiny")
+    assert experiment.federation.rounds <= 20
+
+
+def test_a_method_of_the_users_has_the_presets_of_its_file(tmp_path):
+    (tmp_path / "mine.py").write_text(SOUND)
+    assert set(presets_of(str(tmp_path / "mine.py"))) == {"paper"}
+
+
+@pytest.mark.parametrize("name", ["adapterfl", "fst-cbdg"])
+def test_methods_that_stay_at_zero_shot_by_their_papers_settings_rise_above_it_beyond_chance(name, tmp_path):
+    seldom = {"evaluation.every": 10, "evaluation.examples": 0}
+    result = fedvl.run(method=name, preset="embedded", out=tmp_path / "run", quiet=True, **seldom).figures
+    test = mcnemar(result.zero_shot_right or "", result.right or "")
+    assert test is not None
+    assert test.gained > test.lost
+    assert test.p < 0.001

@@ -16,6 +16,7 @@ import difflib
 import inspect
 import io
 import shlex
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -90,6 +91,13 @@ class RunResult:
     def rounds(self) -> Any:
         """One row per round: a DataFrame if pandas is installed, else a list of dicts."""
         return frame([record.to_dict() for record in self._folder.rounds])
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the command line says below its table, in sentences."""
+        from fedvl.report.ending import ending
+
+        return ending(self.figures)
 
     @property
     def clients(self) -> Any:
@@ -567,12 +575,16 @@ def _assignments(settings: Row) -> list[str]:
 
 
 def _finished(folder: RunFolder, quiet: bool, on_round: "OnRound | None") -> RunResult:
+    from fedvl.report.ending import no_better
     from fedvl.report.page import write_report
     from fedvl.runs.experiment import complete
 
     with torch_as_new(folder.experiment.federation.threads), display_here(quiet) as display:
         complete(folder, display, on_round=on_round)
     write_report(folder.path)
+    if not quiet:
+        for sentence in no_better(folder.result):
+            warnings.warn(sentence, stacklevel=3)
     return RunResult(folder)
 
 

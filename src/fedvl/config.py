@@ -44,7 +44,9 @@ class MethodConfig(BaseModel):
     name: str = "linear"
     """A method of the package (fedvl methods lists them), or the path of your own Python file."""
     preset: str = "paper"
-    """Preset of the method: paper, released where public code differs, or another of its own."""
+    """Preset of the method: paper, released where public code differs, embedded for the model and
+    images in the package, or another of its own.
+    """
     sha256: str | None = None
     """SHA-256 of that Python file, so that a run does not resume with a changed one."""
 

@@ -7,6 +7,7 @@ from fedvl.report.ending import (
     calibration,
     course,
     ending,
+    no_better,
     skipped,
     took_part,
     true_pseudo_labels,
@@ -153,3 +154,52 @@ def test_a_run_without_rounds_says_that_nothing_was_trained():
     none = {"rounds": 0, "config": {"federation": {"rounds": 0}}}
     assert course(result_of(none)) == ["No round was run, so nothing was trained over rounds: raise --rounds to train."]
     assert course(result_of({**none, "method": "zero-shot"})) == []
+
+
+def against_zero_shot(gained, lost, same=0, **more):
+    """A run that has so many test images right that zero-shot has wrong, and so many the reverse."""
+    known = {
+        "right": "1" * gained + "0" * lost + "1" * same,
+        "zero_shot_right": "0" * gained + "1" * lost + "1" * same,
+        "rounds": 10,
+        "model": "openai/clip",
+        "method": "linear",
+        "per_round_loss": [1.0, 0.5],
+        "config": {"training": {"learning_rate": 0.01}, "method": {"name": "linear", "preset": "paper"}},
+    }
+    return no_better(result_of({**known, **more}))
+
+
+def test_a_run_that_beats_zero_shot_beyond_chance_needs_no_remark():
+    """Of 30 images that changed, 21 or more gained are beyond chance in McNemar's test (p = 0.043)."""
+    assert against_zero_shot(21, 9, 970) == []
+    assert against_zero_shot(20, 10, 970)[0].startswith("Not better than zero-shot beyond chance (20 of 1,000")
+    assert no_better(result_of({"rounds": 3})) == []
+    assert against_zero_shot(0, 0, 50, rounds=0) == [], "zero-shot itself"
+
+
+def test_it_says_how_far_below_and_which_setting_to_change():
+    assert against_zero_shot(9, 21, 970) == [
+        "Below zero-shot beyond chance (9 of 1,000 test images gained and 21 lost, p = 0.043): try a lower rate, "
+        "training.learning_rate=0.001, or choose one by fedvl sweep."
+    ]
+    barely = against_zero_shot(0, 0, 1000)
+    assert barely[0].endswith(
+        "it hardly changes a prediction; try a higher rate, training.learning_rate=0.1, or more rounds."
+    )
+    tiny = against_zero_shot(0, 0, 10, model="fedvl-tiny")
+    assert tiny[0].endswith(": --preset embedded has settings that were tuned for fedvl-tiny.")
+    for method in ({"name": "linear", "preset": "embedded"}, {"name": "mine.py"}, {"name": "Mine@0123"}):
+        config = {"training": {"learning_rate": 0.01}, "method": method}
+        assert "--preset" not in against_zero_shot(0, 0, 10, model="fedvl-tiny", config=config)[0]
+
+
+def test_where_no_rate_is_used_it_names_images_and_under_privacy_the_budget():
+    assert "data.shots" in against_zero_shot(1, 1, 10, per_round_loss=[])[0]
+    spent = {"unit": "client", "epsilon": 1.0, "delta": 1e-5, "sampling": "all"}
+    assert "privacy.epsilon" in against_zero_shot(1, 1, 10, privacy=spent)[0]
+
+
+def test_it_comes_at_the_end_of_a_run():
+    known = {"right": "1" * 9 + "0" * 21, "zero_shot_right": "0" * 9 + "1" * 21, "rounds": 1, "method": "linear"}
+    assert any(line.startswith("Below zero-shot beyond chance (9 of 30") for line in ending(result_of(known)))

@@ -9,11 +9,13 @@ import inspect
 import json
 import sys
 import traceback
+from copy import deepcopy
 from itertools import starmap
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from fedvl.config import Settings, overlay, read_toml
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
@@ -57,6 +59,19 @@ def load_method(name: str) -> "type[Method]":
             "must define one."
         )
     return found[0]
+
+
+def presets_of(name: str) -> dict[str, Settings]:
+    """Return a method's presets; those of the package have `embedded` too, for the embedded model.
+
+    It is the preset `paper` with the changes in embedded.toml, which benchmarks/presets.py chose.
+    """
+    presets = dict(load_method(name).presets)
+    if name in method_names():
+        tuned = deepcopy(presets["paper"])
+        overlay(tuned, read_toml(FOLDER / "embedded.toml").get(name, {}))
+        presets["embedded"] = tuned
+    return presets
 
 
 def register(method: "type[Method]") -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from fedvl.config import field_help, toml_value
 from fedvl.display import Console
-from fedvl.methods import load_method, method_summaries
+from fedvl.methods import load_method, method_summaries, presets_of
 from fedvl.methods.base import Method
 
 LABEL_SENTENCES = {
@@ -53,7 +53,7 @@ def show_method(name: str) -> None:
     if table.row_count:
         console.print()
         console.print(table)
-    for preset, changes in method.presets.items():
+    for preset, changes in presets_of(name).items():
         settings = [
             f"{section}.{key}={toml_value(value)}" for section, part in changes.items() for key, value in part.items()
         ]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedvl.evaluation.shapley import Contributions
+from fedvl.evaluation.statistics import Paired
 from fedvl.report.privacy import not_covered, sentences
-from fedvl.report.reading import evaluated_rounds, images_tested, number
-from fedvl.report.tables import percent, sure_rows
+from fedvl.report.reading import evaluated_rounds, images_tested, number, paired
+from fedvl.report.tables import p_value, percent, sure_rows
 from fedvl.runs.contents import Measured, Result, Withdrawal
 
 if TYPE_CHECKING:
@@ -20,13 +21,23 @@ REASONS = 3  # for which images were skipped, that are named
 NOTES = 5
 FEWEST = 30  # test images, of which the course of accuracy can be told
 LARGE_ERROR = 5.0  # points of calibration error from which a temperature is worth its images
+TUNED = "embedded"  # preset
+SIGNIFICANT = 0.05
+BARELY = 0.02  # share of the test images with another answer, of a model that has hardly moved
 LAST = 3  # the part of the rounds, from the end, in which a rise counts as one that goes on: a third
 
 
 def ending(result: Result) -> list[str]:
     """Return who took part, how accuracy went, what was left out, and what to try next."""
-    lines = [took_part(result), *course(result), *true_pseudo_labels(result), *skipped(result), *budget(result)]
-    lines += calibration(result)
+    lines = [
+        took_part(result),
+        *no_better(result),
+        *course(result),
+        *true_pseudo_labels(result),
+        *skipped(result),
+        *budget(result),
+        *calibration(result),
+    ]
     notes = result.notes
     lines += notes[:NOTES]
     if len(notes) > NOTES:
@@ -118,6 +129,39 @@ def course(result: Result) -> list[str]:
         fell = f" It fell since round {best_round}: try fewer rounds or a lower learning rate."
         more = fell if best - last > error else ""
     return [line + more]
+
+
+def no_better(result: Result) -> list[str]:
+    """Say that training does not beat zero-shot beyond chance, and which setting to change.
+
+    McNemar's exact test on the test images, those of all clients together.
+    """
+    test = paired(result.zero_shot_right, result.right)
+    if test is None or not result.rounds or (test.p < SIGNIFICANT and test.gained > test.lost):
+        return []
+    worse = test.p < SIGNIFICANT
+    how = f"{test.gained} of {test.images:,} test images gained and {test.lost} lost, {p_value(test.p)}"
+    found = f"Below zero-shot beyond chance ({how})" if worse else f"Not better than zero-shot beyond chance ({how})"
+    return [f"{found}: {what_to_change(result, test)}."]
+
+
+def what_to_change(result: Result, test: Paired) -> str:
+    """Return the setting that is likeliest to help: what was tuned for this model, or the rate."""
+    training, method = result.config.get("training"), result.config.get("method")
+    rate = number(training.get("learning_rate")) if isinstance(training, dict) else None
+    if result.privacy is not None:
+        return "the noise may be too much; raise privacy.epsilon, or train with more clients or images"
+    if rate is None or not any(loss is not None for loss in result.per_round_loss):
+        return "train with more labelled images (data.shots, data.client_shots)"
+    own = method if isinstance(method, dict) else {}
+    packaged = not str(own.get("name")).endswith(".py") and "@" not in str(own.get("name"))
+    if (result.model or "").startswith(TOY) and packaged and own.get("preset") != TUNED:
+        return f"--preset {TUNED} has settings that were tuned for {result.model}"
+    if test.gained + test.lost < BARELY * test.images:
+        return (
+            f"it hardly changes a prediction; try a higher rate, training.learning_rate={10 * rate:g}, or more rounds"
+        )
+    return f"try a lower rate, training.learning_rate={rate / 10:g}, or choose one by fedvl sweep"
 
 
 def true_pseudo_labels(result: Result) -> list[str]:

@@ -14,7 +14,7 @@ from fedvl.report.charts import classes, partition
 from fedvl.report.charts.comparing import Bar, bar_chart, signed_bars
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.scatter import MODALITIES, Point, key_of, map_chart
-from fedvl.report.ending import contribution_lines, withdrawal_sentences
+from fedvl.report.ending import contribution_lines, no_better, withdrawal_sentences
 from fedvl.report.federation import describe_federation, name_of, own_classes, unheld
 from fedvl.report.reading import difference, flatten, gain, images_tested, intervals, number, series
 from fedvl.report.svg import COLOURS, colour
@@ -475,7 +475,7 @@ def _facts(result: Result) -> list[Row]:
 
 
 def _notes(run: RunFolder) -> list[str]:
-    notes = list(run.result.notes)
+    notes = [*no_better(run.result), *run.result.notes]
     notes += [f"Round {record.round} has no update. {record.void}" for record in run.rounds if record.void]
     if run.unreadable_lines:
         lines = "1 line" if run.unreadable_lines == 1 else f"{run.unreadable_lines} lines"

@@ -14,7 +14,7 @@ from fedvl.data.partition_file import clients_of
 from fedvl.errors import FedVLError
 from fedvl.federation.steps import choose_precision
 from fedvl.files import file_sha256
-from fedvl.methods import file_digest, load_method
+from fedvl.methods import file_digest, load_method, presets_of
 
 # Settings of a federation that may change between rounds: they decide whether there is another round and who is waited
 # for, not what a committed round holds.
@@ -28,11 +28,12 @@ def resolve_experiment(settings: Settings) -> Experiment:
     if asked.name.endswith(".py"):
         settings = with_digest(settings, asked)
     method = load_method(asked.name)
-    if asked.preset not in method.presets:
-        raise FedVLError(f"Method '{asked.name}' has no preset '{asked.preset}'; it has {', '.join(method.presets)}.")
+    presets = presets_of(asked.name)
+    if asked.preset not in presets:
+        raise FedVLError(f"Method '{asked.name}' has no preset '{asked.preset}'; it has {', '.join(presets)}.")
     layered: Settings = {}
     for layer in (
-        method.presets[asked.preset],
+        presets[asked.preset],
         options_for_dataset(asked.name, wanted.data.dataset),
         for_own_images(settings, wanted),
         for_partition_file(wanted),
