@@ -56,6 +56,11 @@ class MethodConfig(BaseModel):
         return Path(self.name).stem if self.name.endswith(".py") else self.name.partition("@")[0]
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is the user's: a file, or a class that was given in Python."""
+        return self.name.endswith(".py") or "@" in self.name
+
+    @property
     def options(self) -> Settings:
         return dict(self.model_extra or {})
 

@@ -25,7 +25,8 @@ RULE_SENTENCES = {
         "inplace arithmetic",
         "match the broadcast shape",
     ),
-    "rule 2 (do not branch on the value of a tensor): none can be read out; use torch.where and the like": (
+    "rule 2 (do not branch on the value of a tensor): none can be read out; use torch.where and the like, and to look at "
+    "values while debugging, run with --one-by-one": (
         "data-dependent control flow",
         "calling .item()",
         "Cannot access data pointer",

@@ -112,6 +112,10 @@ class Roles:
     def private(self, name: str) -> Private:
         return self._find(name, Private) or Private()
 
+    def declares(self, name: str) -> bool:
+        """Return whether the method gives a private tensor a role, by its name or a pattern."""
+        return self._find(name, Private) is not None
+
     def on_server(self, name: str) -> bool:
         """Return whether a tensor of ``start`` stays on the server."""
         return self._find(name, Server) is not None

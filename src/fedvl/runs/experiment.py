@@ -27,6 +27,7 @@ from fedvl.methods.mistakes import check_names, explained
 from fedvl.runs import memory
 from fedvl.runs.answers import write_answers
 from fedvl.runs.contents import Examples, Figures, Result
+from fedvl.runs.diagnosis import first_step_faults
 from fedvl.runs.evaluation import evaluate_test
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.looking import OnRound, look
@@ -57,6 +58,8 @@ def complete(
         tried.method, tried.samples = prepared.method, prepared.training.samples
         check_names(prepared.experiment.method.name, prepared.method, prepared.training.samples)
         engine = local_engine(prepared)
+        if folder.experiment.method.is_own and folder.experiment.privacy.unit == "none":
+            prepared.notes.extend(first_step_faults(prepared.method, engine))
         engine.known = known and known(prepared)
         if processes:
             processes.begin()

@@ -28,6 +28,7 @@ from fedvl.federation.round import Federation
 from fedvl.federation.statistics import statistics_over
 from fedvl.methods.base import Batch, Method, Samples
 from fedvl.methods.mistakes import check_names, explained
+from fedvl.runs.diagnosis import untrained_faults
 from fedvl.runs.experiment import local_engine, make_federation
 from fedvl.runs.preparation import Prepared, prepare
 from fedvl.runs.requirements import check_secure_sum
@@ -183,7 +184,7 @@ def roles_are_consistent(trial: Trial) -> str:
     if type(method).merge is not Method.merge and type(method).roles is Method.roles:
         problems.append('merge is never called without a tensor of the role Shared(needs="each"); give one in roles')
     if not problems and trained and (step := first_step(federation, client)):
-        problems = training_against_roles(method, trained, *step)
+        problems = training_against_roles(method, trained, *step) or untrained_faults(method, handed, *step)
     if problems:
         raise FedVLError("; ".join(problems) + ".")
     return f"{len(federation.shared)} shared, {len(private)} private and {len(federation.server)} server tensors."
