@@ -33,7 +33,6 @@ def report(
 ) -> None:
     """Write the page of a run again, or one page that compares several runs."""
     from fedvl.display import visible
-    from fedvl.report.comparison_of_runs import paired_sentences
     from fedvl.report.page import write_report, write_side_by_side
     from fedvl.runs.folder import RunFolder
 
@@ -51,6 +50,8 @@ def report(
     if len(folders) == 1:
         print(f"Report: {write_report(folders[0])}")
         return
+    from fedvl.report.comparison_of_runs import paired_sentences
+
     path = write_side_by_side(folders, out or Path("compare.html"))
     for sentence in paired_sentences([RunFolder.open(folder) for folder in folders]):
         print(visible(sentence))
