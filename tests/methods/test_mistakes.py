@@ -29,7 +29,11 @@ def method(start: str = START, predict: str = PREDICT, loss: str = LOSS) -> str:
     return head + "".join(f"    def {name}:\n{textwrap.indent(body, ' ' * 8)}\n\n" for name, body in hooks.items())
 
 
-RULE_1, RULE_2, RULE_3 = "breaks rule 1 (write", "breaks rule 2 (do not branch", "breaks rule 3 (take random numbers"
+RULE_1, RULE_3 = "breaks rule 1 (write", "breaks rule 3 (take random numbers"
+RULE_2 = (
+    "breaks rule 2 (do not branch on the value of a tensor): none can be read out; use torch.where and the like, and to look at "
+    "values while debugging, run with --one-by-one."
+)
 SECOND = f"loss = super().loss(tensors, batch)\n{{}}\n{LOSS}"
 # What the author wrote, its line as the sentence shows it (none: a hook returns what it must not), and what is said of it.
 MISTAKES = {
