@@ -82,3 +82,14 @@ def test_a_method_that_clusters_is_judged_by_its_clusters():
         samples, inputs={"pixels": torch.zeros_like(samples.inputs["pixels"]) + brightness[:, None, None, None]}
     )
     assert predict_classes(method, {}, samples, batch_size=5).classes.tolist() == samples.labels.tolist()
+
+
+def test_of_several_datasets_an_image_is_asked_among_the_classes_of_its_own():
+    method = small_method("zero-shot")
+    texts = method.task.text_features
+    method.task = replace(method.task, origins=("x", "x", "y", "y"))
+    samples = Samples({"features": texts}, torch.tensor([2, 3, 0, 1]))  # each looks like a class of the other dataset
+    scores = texts @ texts.T
+    expected = [2 + int(scores[0, 2:].argmax()), 2 + int(scores[1, 2:].argmax())]
+    expected += [int(scores[2, :2].argmax()), int(scores[3, :2].argmax())]
+    assert predict_classes(method, {}, samples, 3).classes.tolist() == expected

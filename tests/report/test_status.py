@@ -81,10 +81,12 @@ def test_the_last_accuracy_has_its_interval(run, capsys):
 
 
 def test_a_round_whose_sum_could_not_be_used_is_named(run, capsys):
-    void = {**RECORD, "loss": None, "dropped": [0, 1, 2], "void": "The sum of round 1 has the weight 0."}
+    void = {**RECORD, "loss": None, "dropped": [0, 1, 2], "void": "The sum of round 1 has the [b]weight[/b] 0."}
     (run / "metrics.jsonl").write_text(json.dumps(void) + "\n")
     print_status(run)
-    assert "Round 1 has no update. The sum of round 1 has the weight 0." in capsys.readouterr().out.replace("\n", " ")
+    assert "Round 1 has no update. The sum of round 1 has the [b]weight[/b] 0." in capsys.readouterr().out.replace(
+        "\n", " "
+    )
 
 
 def test_before_the_first_round_and_after_the_last(run):

@@ -5,13 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from helpers.small import small_method, small_task
 
 from fedvl.config import MANY, Experiment
 from fedvl.errors import FedVLError
 from fedvl.methods import load_method
-from fedvl.methods.base import SumNoise
+from fedvl.methods.base import Method, SumNoise
 from fedvl.methods.linear import Linear
+from fedvl.methods.parts.selection import Selection
 from fedvl.runs.requirements import (
     check_classes,
     check_method,
@@ -382,3 +384,17 @@ def test_ten_thousand_classes_are_the_most() -> None:
     check_classes(SimpleNamespace(name="names", class_names=range(10_000)))  # type: ignore[arg-type]
     with pytest.raises(FedVLError, match="'names' has 10,001 classes, more than 10,000"):
         check_classes(SimpleNamespace(name="names", class_names=range(10_001)))  # type: ignore[arg-type]
+
+
+class Consulting(Method):
+    """Sends reports before a round, and no updates."""
+
+    def consultation(self) -> Selection:
+        return Selection(lambda index, tensors, inputs: torch.empty(0), classes=4, clients=2, interval=1, shares=True)
+
+
+def test_reports_alone_can_have_the_noise_of_clients_and_no_other() -> None:
+    method = Consulting(Consulting.options_type(), small_task())
+    check_method(method, resolve_experiment({"privacy": {"unit": "client"}}))
+    with pytest.raises(FedVLError, match="sends no updates that noise could be added to"):
+        check_method(method, resolve_experiment({"privacy": {"unit": "record"}}))

@@ -146,7 +146,7 @@ def print_status(folder: Path) -> None:
         console.print(found.accuracy, highlight=False)
     for record in found.records:
         if record.void:
-            console.print(f"Round {record.round} has no update. {record.void}", highlight=False, markup=False)
+            console.print(f"Round {record.round} has no update. {record.void}", highlight=False)
     for item in found.refused[-REFUSALS_SHOWN:]:
         console.print(f"Refused in round {item.round}: {item.party}, {item.reason}", highlight=False)
 
