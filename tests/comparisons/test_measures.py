@@ -156,9 +156,9 @@ def test_the_first_training_image_is_attacked_as_numbers_up_to_one(monkeypatch: 
 
 
 def test_entropies_are_shares_of_the_bound_by_hand() -> None:
-    """Scores of two classes that are equal have an entropy of 1 bit, the bound; log 3 apart one of 0.811 bits."""
-    texts = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    features = torch.tensor([[0.5, 0.5], [math.log(3), 0.0]])
+    """Equal scores of four classes have an entropy of 2 bits, the bound; with one log 3 above, shares are 3, 1, 1, 1 of 6."""
+    texts = torch.eye(4)
+    features = torch.tensor([[0.5] * 4, [math.log(3), 0.0, 0.0, 0.0]])
     queried = SimpleNamespace(task=SimpleNamespace(text_features=texts))
     samples = Samples({"features": features}, torch.tensor([0, 1]))
     prepared: Any = SimpleNamespace(test=SimpleNamespace(samples=samples), queried=queried)
@@ -166,7 +166,7 @@ def test_entropies_are_shares_of_the_bound_by_hand() -> None:
     run = MeasuredRun(SimpleNamespace(result=result, rounds=[], path="run"), Opener.once())  # type: ignore[arg-type]
     run.__dict__["reopened"] = Reopened(prepared, {}, {})
     found: Any = measure_run("entropies", run)
-    quarter = -(0.25 * math.log2(0.25) + 0.75 * math.log2(0.75))
-    assert found.y == pytest.approx([1.0, quarter])
-    assert found.bound == 1.0
-    assert found.value == pytest.approx(100 * (1 + quarter) / 2)
+    unequal = -(0.5 * math.log2(0.5) + 0.5 * math.log2(1 / 6))
+    assert found.y == pytest.approx([2.0, unequal])
+    assert found.bound == 2.0
+    assert found.value == pytest.approx(100 * (2 + unequal) / 2 / 2)

@@ -16,7 +16,7 @@ CALLED_BY_OTHERS = {
     "setup_context", "_should_skip_dynamo",  # torch
     "do_GET", "do_POST", "log_message",  # http.server
     "send_400_response", "intercept",  # uvicorn, Flower
-    "to_pandas", "_repr_html_",  # users, notebooks
+    "_repr_html_",  # notebooks
     "_reports", "_adopt", "_sum_statistics", "_sum_updates",  # audit/messages.py, by the engine's name
 }  # fmt: skip
 
@@ -85,7 +85,8 @@ def unused(trees: dict[str, ast.Module], package: str = "fedvl") -> list[str]:
                 found += [] if used else [f"{module}.{name}"]
             if isinstance(node, ast.ClassDef):
                 parts = [part for part in node.body if isinstance(part, Definition) and not part.decorator_list]
-                names = [part.name for part in parts if not part.name.startswith("__")]
+                offered = module == f"{package}.api"  # its methods are for users
+                names = [part.name for part in parts if not part.name.startswith("__") and not offered]
                 found += [f"{module}.{node.name}.{name}" for name in names if name not in attributes]
     return [each for each in found if each.rpartition(".")[2] not in CALLED_BY_OTHERS]
 
