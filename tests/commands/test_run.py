@@ -180,4 +180,4 @@ def test_a_page_follows_a_run_while_it_lasts(call: Any, monkeypatch: pytest.Monk
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{made[0].server_port}/", timeout=30)
     again = call("resume", "followed", "--quiet")
-    assert "The run in followed is finished; nothing is left to do." in again.stderr
+    assert "The run in followed was finished already." in again.stderr

@@ -102,9 +102,10 @@ def resume(
     with first_of_several(lambda: found.experiment) as processes:
         if processes is None or processes.rank == 0:
             with found.lock():
-                if found.finished:
-                    print(f"The run in {folder} is finished; nothing is left to do.", file=sys.stderr)
+                before = found.finished
                 finish(found, as_json, quiet, metrics, processes, page)
+                if before:
+                    print(f"The run in {folder} was finished already.", file=sys.stderr)
 
 
 @contextmanager

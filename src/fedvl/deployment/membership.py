@@ -134,7 +134,8 @@ def read_request(path: Path) -> JoinRequest:
             request = JoinRequest.model_validate_json(file.read(MAX_REQUEST_BYTES + 1))
     except FileNotFoundError as error:
         raise FedVLError(
-            f"There is no file {path}; fedvl federation join writes it in the party's folder, as PARTY/PARTY.request.json."
+            f"There is no file {path}; fedvl federation join writes it in the party's folder, as PARTY/PARTY.request.json: "
+            "look there, or ask the party for it again."
         ) from error
     except (OSError, ValidationError) as error:
         raise FedVLError(f"{path} is no request of fedvl federation join; ask the party for it again.") from error
