@@ -8,6 +8,7 @@ import typer
 
 from fedvl.commands import (
     audit,
+    cite,
     compare,
     contributions,
     evaluate,
@@ -45,6 +46,7 @@ app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=verify.EXAMPLES)(verify.verify)
 app.command()(verify.pack)
 app.command()(verify.leaderboard)
+app.command(epilog=cite.EXAMPLES)(cite.cite)
 app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command()(log.log)
 app.command(epilog=withdraw.EXAMPLES)(withdraw.withdraw)
