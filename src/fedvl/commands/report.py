@@ -15,7 +15,7 @@ Examples:
 
   fedvl report runs/A runs/B runs/C --out compare.html  runs side by side
 
-  fedvl report runs/linear-cifar10-mini --images        its test images, to browse and correct
+  fedvl report runs/linear-cifar10-mini --images        browse its test images
 
   fedvl report comparisons/comparison                   of compare or reproduce
 
