@@ -551,11 +551,26 @@ def test_finished_runs_are_not_run_again_and_the_noted_command_gives_the_same():
     first = small_comparison("linear,zero-shot", seeds=1, dataset="cifar10-mini", out="one two")
     runs = {path: path.stat().st_mtime_ns for path in Path("one two/runs").glob("*/result.json")}
     assert len(runs) == 2
-    more = small_comparison(["linear", "zero-shot", "fedprox"], seeds=1, dataset=["cifar10-mini"], out="one two")
+    more = small_comparison(
+        ["linear", "zero-shot", "fedprox"],
+        seeds=1,
+        dataset=["cifar10-mini"],
+        against="linear",
+        style="interval",
+        out="one two",
+    )
     assert {path: path.stat().st_mtime_ns for path in runs} == runs
     assert [line["values"] for line in more.rows[:2]] == [line["values"] for line in first.rows]
+    table = Path("one two/table.tex").read_text()
+    assert "interval of 95" in table, "and not the deviations"
+    assert "against linear, with Holm's correction" in table
+    assert [(one.row, one.reference) for one in more.summary.against] == [
+        ("zero-shot", "linear"),
+        ("fedprox", "linear"),
+    ]
     done = CliRunner().invoke(app, [*shlex.split(more.summary.command)[1:], "--quiet"])
     assert done.exit_code == 0, done.output
+    assert Path("one two/table.tex").read_text() == table
     assert (
         json.loads(Path("one two/comparison.json").read_bytes())["cells"] == json.loads(more.summary.to_json())["cells"]
     )
@@ -584,6 +599,8 @@ def test_a_grid_of_rows_and_columns_from_a_file():
         (["linear", "./absent.py"], {}, "no method file absent.py"),
         ("linear", {"seeds": 0}, "at least once, and not 0"),
         ("linear", {"seeds": "three"}, "at least once, and not 'three'"),
+        ("linear", {"style": "bold"}, "is mean-std or interval, not 'bold'"),
+        ("linear", {"against": "fedprox"}, "no row 'fedprox' to compare with; rows are linear, zero-shot, ridge"),
         ("linear", {"seed": 3}, "no argument 'seed'; did you mean 'seeds'?"),
         ("linear", {"method": "fedprox"}, "no argument 'method'; did you mean 'methods'?"),
         ("linear", {"training.learning_rte": 1}, "did you mean 'training.learning_rate'?"),

@@ -382,6 +382,8 @@ def compare(
     tune: Given = None,
     validation: Given = None,
     references: Given = True,
+    against: Given = None,
+    style: Given = "mean-std",
     jobs: Given = 1,
     out: Given = "comparisons/comparison",
     quiet: Given = False,
@@ -392,9 +394,12 @@ def compare(
     ``grid`` is a TOML file of rows and columns instead of methods. Each cell is run with
     ``seeds`` seeds, 3 by default. ``tune`` has the values of each setting to choose from, for each
     cell, on the share ``validation`` of the training images (0.2 by default). ``references`` adds
-    rows of zero-shot and ridge. ``jobs`` runs at once, in processes of their own. Methods may be
-    classes. Further arguments are those of :func:`run`, for every run.
+    rows of zero-shot and ridge. ``against`` names a row to compare all others with: p-values by
+    column, with Holm's correction. ``style`` is that of table.tex, "mean-std" or "interval".
+    ``jobs`` runs at once, in processes of their own. Methods may be classes. Further arguments are
+    those of :func:`run`, for every run.
     """
+    from fedvl.comparisons.contents import table_style
     from fedvl.comparisons.grid import Variant, read_grid
     from fedvl.comparisons.jobs import perform_side_by_side
     from fedvl.comparisons.references import with_references, without_refused
@@ -405,7 +410,21 @@ def compare(
     from fedvl.report.page import write_comparison
     from fedvl.runs.settings import resolve_experiment
 
-    own = ("methods", "dataset", "partition", "seeds", "tune", "validation", "references", "jobs", "out", "quiet")
+    own = [
+        "methods",
+        "dataset",
+        "partition",
+        "seeds",
+        "tune",
+        "validation",
+        "references",
+        "against",
+        "style",
+        "jobs",
+        "out",
+        "quiet",
+    ]
+    style = table_style(_plain(style))
     objects = _named({**settings, "dataset": dataset, "partition": partition}, {})
     dataset, partition = objects.pop("dataset"), objects.pop("partition")
     base = settings_of(objects, [flag for flag in FLAGS if flag not in ("method", "seed", *own)], own)
@@ -429,7 +448,7 @@ def compare(
         wanted = read_grid(Path(grid)).under(Variant(settings=base, seeds=seeds))
     axes = {key: [_plain(value) for value in values] for key, values in (tune or {}).items()}
     wanted = wanted.tuned_by(axes, _plain(validation))
-    wanted = portable(with_references(wanted, given=bool(references)))
+    wanted = portable(with_references(wanted, given=bool(references))).compared_with(_plain(against))
     # all of them, so that a mistake in the last shows before the first is run
     experiments = [resolve_experiment(case.settings) for case in (*wanted.cases(), *trials_of(wanted).cases())]
     folder = Path(out)
@@ -443,8 +462,10 @@ def compare(
         words += ["--tune", f"{key}={','.join(map(toml_value, values))}"]
     words += ["--validation", str(validation)] if validation is not None else []
     words += [] if references else ["--no-references"]
+    words += ["--against", str(against)] if against is not None else []
+    words += ["--style", style] if style != "mean-std" else []
     words += ["--seeds", str(wanted.seeds), *_assignments(base), "--out", str(folder)]
-    summary = summarise(outcome, shlex.join(words), wanted)
+    summary = summarise(outcome, shlex.join(words), wanted).model_copy(update={"style": style})
     write_comparison(summary, folder)
     if outcome.tuned:
         write_grid(outcome.grid, folder / "tuned.toml")

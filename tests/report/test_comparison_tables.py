@@ -84,7 +84,7 @@ def test_rows_are_compared_with_one_row_on_common_seeds_with_holms_correction() 
     assert found["c"].holm == pytest.approx(2 * (found["c"].p or 0))
     assert (found["d"].p, found["d"].holm) == (None, None)  # all differences are alike
     assert found["b"].seeds == [0, 1, 2]
-    with pytest.raises(FedVLError, match="--against names 'z', which is not a row; rows are a, b, c, d"):
+    with pytest.raises(FedVLError, match="There is no row 'z' to compare with; rows are a, b, c, d"):
         outcome_of(AGAINST).grid.compared_with("z")
 
 

@@ -100,6 +100,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
+    from fedvl.comparisons.contents import table_style
     from fedvl.comparisons.grid import Variant, read_grid
     from fedvl.comparisons.references import with_references, without_refused
     from fedvl.comparisons.run import flags_grid, portable, summarise
@@ -109,9 +110,7 @@ def compare(
     from fedvl.report.page import write_comparison
     from fedvl.runs.settings import resolve_experiment
 
-    base = assigned(settings)
-    if style not in ("mean-std", "interval"):
-        raise FedVLError(f"--style is mean-std or interval, not '{style}'.")
+    base, style = assigned(settings), table_style(style)
     if (grid is None) == (not methods):
         raise FedVLError("Name the methods (--methods linear,fst-cbdg), or give a TOML file of rows and columns.")
     if grid is None:

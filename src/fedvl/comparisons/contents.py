@@ -1,14 +1,23 @@
 """comparison.json: built by comparisons, validated when it is read, and shown by reports."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from fedvl.errors import FedVLError
 from fedvl.evaluation.statistics import Interval
 from fedvl.files import Content, Count, Finite, Names, Number, Scalar, same_lengths, square
 
 COMPARISON_SCHEMA = 1
+TableStyle = Literal["mean-std", "interval"]  # of the cells of table.tex
 Amount = Annotated[float, Field(ge=-1e30, le=1e30)]  # operations of a round may be more than 1e15
+
+
+def table_style(name: str) -> str:
+    """Return the name of a style of table.tex, or raise FedVLError."""
+    if name not in get_args(TableStyle):
+        raise FedVLError(f"The style of a table is {' or '.join(get_args(TableStyle))}, not '{name}'.")
+    return name
 
 
 class GridCell(Content):
@@ -187,7 +196,7 @@ class Comparison(Content):
     failures: list[Failure] = []
     tuned: list[TunedCell] = []
     against: list[AgainstRow] = []
-    style: Literal["mean-std", "interval"] = "mean-std"  # of the cells of table.tex
+    style: TableStyle = "mean-std"
     settings: dict[str, object] = {}  # as they were asked for
     grid: dict[str, object] = {}  # with what its cells try; `fedvl verify` performs it again
 

@@ -126,7 +126,7 @@ class Grid(BaseModel):
     def compared_with(self, row: str | None) -> "Grid":
         """Return the grid with the row that all others are compared with; by default its own."""
         if row is not None and row not in self.rows:
-            raise FedVLError(f"--against names '{row}', which is not a row; rows are {', '.join(self.rows)}.")
+            raise FedVLError(f"There is no row '{row}' to compare with; rows are {', '.join(self.rows)}.")
         return self if row is None else self.model_copy(update={"against": row})
 
     def reduced(self, variant: Variant) -> "Grid":
