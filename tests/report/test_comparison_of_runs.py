@@ -1,13 +1,14 @@
 """Runs that exist on the page of a comparison."""
 
 import json
+import shutil
 
 import pytest
 
 from fedvl.errors import FedVLError
 from fedvl.report.comparison_of_runs import describe_runs, on_common_images, paired_sentences, run_names, shade
 from fedvl.report.page import write_report, write_side_by_side
-from fedvl.report.tables import MINUS
+from fedvl.report.tables import MINUS, MISSING
 from fedvl.runs.answers import ANSWERS, COLUMNS
 from fedvl.runs.folder import RunFolder
 
@@ -71,6 +72,21 @@ def test_the_table_has_figures_with_intervals_beside_zero_shot(pair):
     assert texts[:3] == [f"{value:.1f}" for value in (result.accuracy, result.zero_shot_accuracy, change)]
     assert found.opening == ""
     assert found.details.titles == [f"method {name} on {result.dataset}" for name in ("one", "two")]
+
+
+def test_numbers_of_clients_are_a_column_where_they_differ(pair, tmp_path):
+    """Three runs: of 5 and of 1,200 clients, and one that does not say it."""
+    for folder, clients in zip(pair, (5, 1200), strict=True):
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(result | {"clients": clients}))
+    third = shutil.copytree(pair[0], tmp_path / "three")
+    result = json.loads((third / "result.json").read_text())
+    (third / "result.json").write_text(json.dumps(result | {"clients": None}))
+    found = described([*pair, third])
+    assert found.columns[-1] == "clients"
+    assert [row.cells[-1].cell.text for row in found.rows] == ["5", "1,200", MISSING]
+    assert "clients" not in str(found.figures), "bars and curves are of the accuracy"
+    assert "clients" not in described([pair[0], pair[0]]).columns
 
 
 def test_a_run_without_rounds_is_a_level_line(pair, sample_of, save, tmp_path):

@@ -6,6 +6,7 @@ from fedvl.comparisons.contents import Comparison, Different, GridCell, GridSeri
 from fedvl.evaluation.statistics import Paired as PairedRuns
 from fedvl.evaluation.statistics import mcnemar, wilson
 from fedvl.report.comparison_page import (
+    CLIENT_COUNT,
     FEWEST_AXES,
     ClassLine,
     ClassTable,
@@ -44,11 +45,18 @@ def describe_runs(runs: Sequence[RunFolder]) -> ComparisonPage:
     settings = [dict(flatten(result.config)) for result in results]
     keys = dict.fromkeys(key for each in settings for key in each)
     shared = {key for key in keys if len({each.get(key) for each in settings}) == 1}
+    several = len({result.clients for result in results}) > 1
     table = Comparison(
         kind="table",
         title=f"{len(runs)} runs side by side",
         rows=names,
-        columns=[ACCURACY, MEASURES["zero_shot_accuracy"], GAIN, MEASURES["macro_f1"]],
+        columns=[
+            ACCURACY,
+            MEASURES["zero_shot_accuracy"],
+            GAIN,
+            MEASURES["macro_f1"],
+            *([CLIENT_COUNT] if several else []),
+        ],
         cells=[cell for name, run in zip(names, runs, strict=True) for cell in cells_of(name, run)],
         facts={
             fact: list(dict.fromkeys(value for each in results if (value := getattr(each, fact)) is not None))
@@ -104,8 +112,8 @@ def cells_of(name: str, run: RunFolder) -> list[GridCell]:
         for (key, column), value in values.items()
         if value is not None
     ]
-    change = difference(run.result)
-    return found if change is None else [*found, cell(name, GAIN, change)]
+    further = {GAIN: difference(run.result), CLIENT_COUNT: number(run.result.clients)}
+    return [*found, *(cell(name, column, value) for column, value in further.items() if value is not None)]
 
 
 def curves_of(names: Sequence[str], runs: Sequence[RunFolder]) -> list[GridSeries]:

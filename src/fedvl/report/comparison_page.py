@@ -31,6 +31,7 @@ from fedvl.report.tables import MISSING, Cell, cell_of, moment, points, spread
 OF_NO_PAPER = ("bench/", "privacy/")  # recipes of many papers, or of a remedy
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars
 MAX_BARS = 40
+CLIENT_COUNT = "clients"  # a column in whole numbers
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -262,7 +263,7 @@ def _place(cell: GridCell | None, one_test: bool) -> PageCell:
     change = None if cell.paper is None else cell.mean - cell.paper
     interval = spread(cell.interval) if one_test else interval_text(cell)
     return PageCell(
-        cell=cell_of(cell.mean, figure),
+        cell=cell_of(cell.mean, "{:,.0f}".format if cell.measure == CLIENT_COUNT else figure),
         deviation="" if cell.deviation is None else f"± {figure(cell.deviation, cell.mean)}",
         interval=f"({interval})" if cell.interval else missing_text(cell).strip(),
         star="*" if cell.significant else "",
