@@ -27,7 +27,7 @@ import torch
 from fedvl.version import __version__
 from tools.results_page import GRIDS, RESULTS, ROOT, Cell, Result, settings_sha256
 
-LARGE = ("missing", "field", "datasets")  # grids that two cores do not measure in minutes
+LARGE = ("missing", "datasets")  # grids that two cores do not measure in minutes
 Line = dict[str, Any]  # a line of JSON that a benchmark prints
 
 
