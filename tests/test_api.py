@@ -23,6 +23,7 @@ from fedvl.cli import app
 from fedvl.commands.run import run as run_command
 from fedvl.comparisons.contents import Comparison
 from fedvl.config import FLAGS
+from fedvl.data.given import png_of
 from fedvl.data.images import MAX_ASPECT
 from fedvl.data.sources import open_dataset
 from fedvl.display import SilentLine
@@ -31,7 +32,6 @@ from fedvl.methods.linear import Linear
 from fedvl.runs.contents import Federation
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
-from fedvl.serve.images import png_of
 from fedvl.serve.model import TrainedModel, predict_images
 from fedvl.tensors import digest, flatten
 

@@ -42,7 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "Serving": ("serve",),
     "Audits": ("audit",),
     "Deployment": ("deployment",),
-    "Commands and functions": ("commands", "objects", "api"),
+    "Commands and functions": ("commands", "api"),
     "Entry points": ("cli", "__main__", "__init__"),
 }
 LAYER_OF = {part: number for number, parts in enumerate(LAYERS.values()) for part in parts}

@@ -42,18 +42,18 @@ from fedvl.display import display_here
 from fedvl.errors import FedVLError
 from fedvl.files import SHORTENED
 from fedvl.methods import register
-from fedvl.objects import settings_of_objects
 from fedvl.report.notebook import frame, html_table
 from fedvl.runs.contents import Result
 from fedvl.runs.folder import RunFolder
+from fedvl.runs.objects import settings_of_objects
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from fedvl.comparisons.contents import Comparison as Summary
+    from fedvl.data.given import AnyImage
     from fedvl.report.notebook import Chart
     from fedvl.runs.looking import OnRound
-    from fedvl.serve.images import AnyImage
     from fedvl.serve.model import Line, TrainedModel
     from fedvl.tensors import Tensors
 
@@ -176,7 +176,7 @@ class RunResult:
         client's personal model. The answer is "unsure" where the likeliest name's share is below
         ``unsure``, or below the run's setting of that name.
         """
-        from fedvl.serve.images import image_sources
+        from fedvl.data.given import image_sources
         from fedvl.serve.model import predict_images
 
         if top < 1:

@@ -65,9 +65,10 @@ def serve(
 
     from PIL import Image
 
+    from fedvl.data.given import png_of
     from fedvl.report.loopback import is_loopback
     from fedvl.runs.folder import RunFolder
-    from fedvl.serve.images import example_file, png_of
+    from fedvl.serve.images import example_file
     from fedvl.serve.model import QueryBatch, TrainedModel
     from fedvl.serve.reported import ReportBox
 
@@ -106,9 +107,9 @@ def predict(
 
     For example: fedvl predict runs/NAME --classes "cat,dog" photos/
     """
+    from fedvl.data.given import image_sources
     from fedvl.display import TerminalDisplay
     from fedvl.runs.folder import RunFolder
-    from fedvl.serve.images import image_sources
     from fedvl.serve.model import TrainedModel, predict_images
 
     sources = list(image_sources(images))

@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 
 from fedvl.data.encoding import NOT_FINITE, encode_images
 from fedvl.data.features import encode_each
+from fedvl.data.given import GivenImages, ImageSource
 from fedvl.data.images import BadImage, decode
 from fedvl.data.imported import ImportedEncoder, encoding_in, open_model
 from fedvl.data.inputs import embed_names
@@ -27,7 +28,6 @@ from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.clip import DualEncoder
 from fedvl.runs.evaluation import read_thresholds
 from fedvl.runs.folder import RunFolder
-from fedvl.serve.images import GivenImages, ImageSource
 from fedvl.tensors import Tensors, pick_device
 
 IMAGES_AT_ONCE = 32  # images per batch of a method without memory; for one with a memory it is in the run's settings

@@ -120,7 +120,7 @@ VECTOR = ".vector"  # the 32-bit floats of one image's features
 
 def contents_of(images: Any) -> tuple[list[tuple[str, bytes]], int]:
     """Return the ending and the content of a file for each image, and the length of a vector."""
-    from fedvl.serve.images import image_sources
+    from fedvl.data.given import image_sources
 
     if hasattr(images, "detach"):
         images = images.detach().cpu().numpy()

@@ -13,7 +13,7 @@ from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.methods.linear import Linear
 from fedvl.models.checkpoint import load_model
-from fedvl.objects import is_object, settings_of_objects
+from fedvl.runs.objects import is_object, settings_of_objects
 
 TINY = "fedvl-tiny"
 
