@@ -117,14 +117,19 @@ def test_almost_a_third_of_the_clients_cannot_move_a_rule_far_though_they_go_far
 
 
 def test_krum_counts_the_nearest_neighbours_but_the_liars_and_two_by_hand():
-    """Ten moves, two may lie: a move is judged by its six nearest. Two of the group that is closest are far from the rest."""
-    moves = torch.tensor([0.0, 1, 2, 3, 4, 5, 6, 20, 20.5, 21])[:, None]
-    six = [sum(sorted((a - b) ** 2 for b in moves[:, 0].tolist())[1:7]) for a in moves[:, 0].tolist()]
-    kept = sorted(range(10), key=six.__getitem__)[:8]
-    assert multi_krum(moves, torch.ones(10)).item() == pytest.approx(moves[kept].mean().item())
-    assert (
-        kept
-        != sorted(
-            range(10), key=lambda i: sum(sorted((moves[i, 0].item() - b) ** 2 for b in moves[:, 0].tolist())[1:4])
-        )[:8]
-    )
+    """Of ten moves two may lie: six neighbours judge a move, and 26 and 29 are left out; five or seven leave out others."""
+    moves = [29.0, 9, 26, 4, 3, 1, 18, 24, 21, 0]
+
+    def kept(neighbours):
+        sums = {one: sum(sorted((one - other) ** 2 for other in moves)[1 : neighbours + 1]) for one in moves}
+        return set(sorted(moves, key=sums.__getitem__)[:8])
+
+    assert kept(6) == set(moves) - {26, 29}
+    assert all(kept(other) != kept(6) for other in (3, 4, 5, 7, 8, 9))
+    assert multi_krum(torch.tensor(moves)[:, None], torch.ones(10)).item() == 80 / 8
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 4])
+def test_krum_of_fewer_than_five_moves_leaves_out_none(clients):
+    moves = drawn(0, clients)
+    torch.testing.assert_close(multi_krum(moves, torch.ones(clients)), moves.mean(0))

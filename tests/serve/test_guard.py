@@ -7,7 +7,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from fedvl.errors import FedVLError
-from fedvl.serve.askers import Shares
+from fedvl.serve.askers import BusyError, Shares
 from fedvl.serve.guard import LIMITS, Body, Guard, check_token, origin_host
 
 
@@ -110,3 +110,14 @@ def test_a_body_is_counted_while_it_arrives_and_forgotten_in_the_end(status, par
         assert len(held) == 0
 
     asyncio.run(go())
+
+
+def test_two_addresses_can_each_send_one_largest_request_and_not_a_byte_more():
+    held = Guard(admits, None, LIMITS).held
+    for address in ("one", "two"):
+        held.take(address, LIMITS.request_bytes)
+    with pytest.raises(BusyError):
+        held.take("three", 1)
+    held.give_back("two", LIMITS.request_bytes)
+    with pytest.raises(BusyError):
+        held.take("one", 1)  # of its half

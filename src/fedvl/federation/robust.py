@@ -37,8 +37,8 @@ def trimmed(moves: Tensor, weights: Tensor) -> Tensor:
 def multi_krum(moves: Tensor, weights: Tensor) -> Tensor:
     """Average the moves that are nearest to their neighbours (Blanchard et al., 2017)."""
     hostile = int(SHARE_OF_LIARS * len(moves))
-    nearest = max(1, len(moves) - hostile - 2)
-    distances = torch.stack([(moves - one).square().sum(1) for one in moves]).sort(1).values[:, 1 : nearest + 1].sum(1)
+    judges = len(moves) - hostile - 2  # of fewer than five moves none is left out, whatever this is
+    distances = torch.stack([(moves - one).square().sum(1) for one in moves]).sort(1).values[:, 1 : judges + 1].sum(1)
     chosen = distances.argsort(stable=True)[: len(moves) - hostile]
     return mean(moves[chosen], weights[chosen])
 
