@@ -6,8 +6,9 @@
 Images are made JPEGs of 500 x 375 pixels; ViT-B/16 has its real sizes and random weights. ``encode``
 is what a run does: read, decode, check, resize, crop, encode, write the feature cache. The model's
 fingerprint, of all its weights, is taken before, once for a run, in ``fingerprint_s`` seconds.
+On a GPU ``processes`` decode, and the GPU resizes, with the pixels of Pillow.
 ``forward`` is the image tower alone, on batches that are on the device. ``decode`` is reading and
-preprocessing alone, with 1, 2, 4 ... threads; ``draft`` is the same with JPEG's own reduction while
+preprocessing alone of 2048 images at most, with 1, 2, 4 ... threads; ``draft`` is the same with JPEG's own reduction while
 decoding (Image.draft), which FedVL does not use: pixels differ, and so features, and ``draft_cosine`` says by
 how much. ``decoders`` are Pillow and others that are installed, decoding alone, for a second of one core.
 On a processor ``precisions`` compares float32, bfloat16 and int8 (dynamic quantisation) on
@@ -37,18 +38,19 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.prompts import build
-from fedvl.data.encoding import READERS, encode_images
+from fedvl.data.encoding import BATCH, BATCHES, READERS, encode_images
 from fedvl.data.features import encode_split
 from fedvl.data.inputs import embed_classes
 from fedvl.data.sources import open_dataset
+from fedvl.data.staging import DECODING_PROCESSES
 from fedvl.data.stores import Split
 from fedvl.models import transformer
 from fedvl.models.clip import DualEncoder
 from fedvl.tensors import usable_cores
 
 SIZE, DRAFTED, PASSES = (500, 375), 8, 3
+DECODED = 2048  # images that are decoded alone
 PRECISE = {"vit-b-16": 16, "fedvl-tiny": 500}  # test images
-BATCHES = {"cpu": 8}  # images of a forward pass; 64 on a GPU, as a run encodes them
 
 
 def make_images(folder: Path, count: int) -> None:
@@ -145,7 +147,7 @@ def draft_figures(paths: Sequence[Path], encoder: DualEncoder, readers: int) -> 
 def forward_rate(encoder: DualEncoder, device: str, count: int) -> float:
     """Return the rate of the tower alone; the first batches warm it up."""
     side = encoder.image_size
-    size = BATCHES.get(device, 64)
+    size = BATCHES.get((device.partition(":")[0], encoder.encoding), BATCH)
     pixels = torch.randint(256, (size, 3, side, side), dtype=torch.uint8, device=device)
     batches = max(1, count // size)
 
@@ -237,10 +239,10 @@ def main() -> None:
         taken = round(time.perf_counter() - began, 2)
         found: dict[str, Any] = {
             "fingerprint_s": taken,
-            "decode": {n: decode_rate(split, encoder, n, some) for n in threads()},
+            "decode": {n: decode_rate(split, encoder, n, min(some, DECODED)) for n in threads()},
         }
         found |= decoder_figures(sorted(images.rglob("*.jpg"))[: min(some, 256)], encoder)
-        found |= draft_figures(sorted(images.rglob("*.jpg"))[:some], encoder, threads()[-1])
+        found |= draft_figures(sorted(images.rglob("*.jpg"))[: min(some, DECODED)], encoder, threads()[-1])
         with in_precision(arguments.precision, arguments.device.partition(":")[0]):
             found["forward"] = forward_rate(encoder, arguments.device, some)
             work = lambda: encode_split(split, encoder, "features", Path(folder) / "cache")  # noqa: E731
@@ -254,7 +256,7 @@ def main() -> None:
         "precision": arguments.precision,
         "images": len(split),
     }
-    known |= {"readers": READERS, "torch_threads": torch.get_num_threads()}
+    known |= {"readers": READERS, "processes": DECODING_PROCESSES, "torch_threads": torch.get_num_threads()}
     if arguments.json:
         print(json.dumps({**known, **found}))
         return

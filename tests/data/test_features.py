@@ -16,13 +16,17 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from fedvl.data import encoding, features
+from fedvl.data import encoding, features, staging
+from fedvl.data.decoders import Decoders
+from fedvl.data.encoding import encode_images
 from fedvl.data.features import default_cache_dir, encode_split, ship_features
 from fedvl.data.images import BadImage
 from fedvl.data.sources import open_dataset
 from fedvl.data.stored import DiskRows
+from fedvl.data.stores import FileStore, Split
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import load_model
+from fedvl.models.preprocessing import Preprocessing
 
 SHIPPED = features.SHIPPED
 
@@ -45,6 +49,9 @@ class Pictures:
             raise BadImage("the file is empty (0 bytes).")
         return Image.new("RGB", (6, 6), ((index + self.shift) % 256, 100, 200))
 
+    def source(self, index):
+        return None
+
     def describe(self, index):
         return f"picture-{index}.png"
 
@@ -57,6 +64,7 @@ class Doubling(torch.nn.Module):
 
     name = "doubling"
     encoding = "float32"
+    preprocessing = Preprocessing(4, 4)
 
     def __init__(self, weight=2.0, size=4):
         super().__init__()
@@ -367,6 +375,43 @@ def test_an_interrupted_encoding_goes_on_where_it_was_stopped(tmp_path, monkeypa
     assert torch.equal(encoded.tensor, expected(range(20)))
     assert encoded.note == ""
     assert encoder.asked == 20 - 4 - 4  # a batch is noted when the next one is launched
+
+
+def test_processes_decode_for_a_gpu_only_where_images_are_not_in_the_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "BATCHES", {("cpu", "float32"): 8})
+    monkeypatch.setattr(staging, "WORTH_PROCESSES", 3)
+    monkeypatch.setattr(staging, "DECODING_PROCESSES", 2)
+    begun: list[Decoders] = []
+
+    class Watched(Decoders):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            begun.append(self)
+
+    monkeypatch.setattr(staging, "Decoders", Watched)
+    names = [tmp_path / f"{number}.png" for number in range(14)]
+    for number, name in enumerate(names):
+        Image.new("RGB", (90, 60 + number % 2), (20 * number % 256, 100, 250 - number)).save(name)
+    tiny = load_model("fedvl-tiny")
+
+    def encoded(*chosen):
+        split = Split(
+            FileStore(names, [name.name for name in names]), np.array(chosen), np.zeros(len(chosen), np.int64)
+        )
+        return encode_split(split, tiny, "features", tmp_path / "cache").tensor
+
+    some = encoded(*range(10))
+    assert torch.equal(
+        some, encode_images(tiny, "features", [tiny.preprocess(Image.open(n)) for n in names[:10]]).float()
+    )
+    assert [each.process.returncode for each in begun] == [0]
+    assert torch.equal(encoded(*range(9, -1, -1)), some.flip(0))
+    assert len(begun) == 1  # all are in the table
+    assert torch.equal(encoded(*range(1, 12))[:9], some[1:])
+    assert len(begun) == 1  # two images are few
+    assert len(encoded(10, 11, 12, 13, 12, 13)) == 6
+    assert len(begun) == 2  # the table has as many rows as there are images, but not theirs
+    assert [each.process.returncode for each in begun] == [0, 0]
 
 
 def die_while_encoding(folder):

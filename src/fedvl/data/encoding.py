@@ -8,23 +8,27 @@ each batch on one thread, several batches side by side.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from PIL import Image
 
+from fedvl.data.decoders import Decoders
 from fedvl.data.images import BadImage
-from fedvl.errors import FedVLError
+from fedvl.data.staging import ReadableImages, stage_batches, start_decoders, uneven
+from fedvl.models.preprocessing import Preprocessing
 from fedvl.tensors import on_threads, usable_cores
 
 NOT_FINITE = "the model gives numbers for it that are not finite."
-BATCHES = {"cuda": 64}  # images of a forward pass
+BATCHES = {("cuda", "float32"): 64, ("cuda", "bfloat16"): 256}  # images of a forward pass
 BATCH = 8  # on a processor
 READ_AT_ONCE = 64  # images
-# Pillow releases the GIL while it decodes; more readers than this wait for each other.
+# Pillow releases the GIL while it decodes; more threads than this wait for each other.
 READERS = min(16, max(2, usable_cores()))
 _AHEAD = 2  # batches that are read while one is encoded: readers have work while the last image of a batch is awaited
+_LAUNCHED_AHEAD = 1  # batches
 
 Progress = Callable[[int, int], None]
 PreparedImage = torch.Tensor  # a preprocessed image
@@ -36,6 +40,9 @@ class ImageEncoder(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+    @property
+    def preprocessing(self) -> Preprocessing: ...
 
     def preprocess(self, image: Image.Image) -> torch.Tensor: ...
 
@@ -79,30 +86,65 @@ class _Launched(NamedTuple):
     failed: list[tuple[int, str]]
 
     def finished(self) -> EncodedImages:
+        """Wait for the rows, and leave out those that are not finite.
+
+        NumPy does the work: PyTorch's team of threads would then spin for a while, on cores that
+        decode.
+        """
         rows = _joined(self.rows, len(self.images))
-        finite = rows.isfinite().flatten(1).all(1)
-        kept = [image for image, fine in zip(self.images, finite.tolist(), strict=True) if fine]
-        lost = [(image, NOT_FINITE) for image in self.images if image not in set(kept)]
-        return EncodedImages(kept, rows[finite], self.failed + lost)
+        finite = np.isfinite(rows.flatten(1).numpy()).all(1)
+        if finite.all():
+            return EncodedImages(self.images, rows, self.failed)
+        kept = [image for image, fine in zip(self.images, finite, strict=True) if fine]
+        lost = [(image, NOT_FINITE) for image, fine in zip(self.images, finite, strict=True) if not fine]
+        return EncodedImages(kept, rows[torch.from_numpy(finite)], self.failed + lost)
+
+
+def decoders_for(
+    images: ReadableImages, count: int, encoder: ImageEncoder, kind: str
+) -> AbstractContextManager[Decoders | None]:
+    """Start processes that decode images, if an encoder takes them faster than threads do."""
+    size = _staged(encoder, kind)
+    return nullcontext() if size is None else start_decoders(images, count, size)
 
 
 def encode_rows(
-    read: Callable[[int], Image.Image], wanted: Sequence[int], encoder: ImageEncoder, kind: str
+    images: ReadableImages, wanted: Sequence[int], encoder: ImageEncoder, kind: str, decoders: Decoders | None = None
 ) -> Iterator[EncodedImages]:
-    """Read and encode images, by their numbers.
+    """Read and encode images, by their numbers; processes decode them where there are some.
 
-    A batch is waited for when the next one is launched, so that a GPU always has work.
+    A batch is waited for when the next ones are launched, so that a GPU always has work.
     """
-    launched: _Launched | None = None
-    for batch in _read_batches(read, wanted, encoder):
-        images = {index: pixels for index, pixels in batch if isinstance(pixels, torch.Tensor)}
+    launched = deque[_Launched]()
+    for batch in _launched(images, wanted, encoder, kind, decoders):
+        launched.append(batch)
+        if len(launched) > _LAUNCHED_AHEAD:
+            yield launched.popleft().finished()
+    for batch in launched:
+        yield batch.finished()
+
+
+def _staged(encoder: ImageEncoder, kind: str) -> int | None:
+    """Return the size of the batches that are prepared on the encoder's device, if they are."""
+    if not isinstance(encoder, EncodesImages) or kind == "pixels":
+        return None
+    return BATCHES.get((next(encoder.parameters()).device.type, encoder.encoding))
+
+
+def _launched(
+    images: ReadableImages, wanted: Sequence[int], encoder: ImageEncoder, kind: str, decoders: Decoders | None
+) -> Iterator[_Launched]:
+    if isinstance(encoder, EncodesImages) and (size := _staged(encoder, kind)) is not None:
+        device = next(encoder.parameters()).device
+        for staged in stage_batches(images, wanted, encoder, device, size, decoders):
+            pixels = staged.arrived()
+            rows = [] if pixels is None else [_encode(encoder, kind, pixels)]
+            yield _Launched(staged.images, rows, staged.failed)
+        return
+    for batch in _read_batches(images, wanted, encoder):
+        usable = {index: pixels for index, pixels in batch if isinstance(pixels, torch.Tensor)}
         failed = [(index, reason) for index, reason in batch if isinstance(reason, str)]
-        rows = _launch(encoder, kind, list(images.values()))
-        if launched is not None:
-            yield launched.finished()
-        launched = _Launched(list(images), rows, failed)
-    if launched is not None:
-        yield launched.finished()
+        yield _Launched(list(usable), _launch(encoder, kind, list(usable.values())), failed)
 
 
 def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[PreparedImage]) -> torch.Tensor:
@@ -111,7 +153,10 @@ def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[PreparedIma
 
 
 def _joined(rows: Sequence[_Rows], count: int) -> torch.Tensor:
-    return torch.cat([part.arrived() for part in rows])[:count] if rows else torch.empty(0, 1)
+    parts = [part.arrived() for part in rows]
+    if not parts:
+        return torch.empty(0, 1)
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[:count]
 
 
 def _launch(encoder: ImageEncoder, kind: str, images: Sequence[PreparedImage]) -> list[_Rows]:
@@ -119,31 +164,35 @@ def _launch(encoder: ImageEncoder, kind: str, images: Sequence[PreparedImage]) -
     if any(image.shape != images[0].shape for image in images):
         raise uneven()
     if not images or not isinstance(encoder, EncodesImages) or kind == "pixels":
-        return [_Rows(_stack(images))] if images else []
+        return [_Rows(_stack(images, False))] if images else []
     device = next(encoder.parameters()).device
-    size = BATCHES.get(device.type, BATCH)
-    parts = [_padded(images[first : first + size], size) for first in range(0, len(images), size)]
-    if device.type == "cuda":
-        return [_encode(encoder, kind, part, device) for part in parts]
+    size = BATCHES.get((device.type, encoder.encoding), BATCH)
+    on_gpu = device.type == "cuda"
+    parts = [
+        _stack(_padded(images[first : first + size], size), on_gpu).to(device, non_blocking=on_gpu)
+        for first in range(0, len(images), size)
+    ]
+    if on_gpu:
+        return [_encode(encoder, kind, part) for part in parts]
     threads = min(len(parts), torch.get_num_threads())
     with on_threads(1):
         if threads == 1:
-            return [_encode(encoder, kind, part, device) for part in parts]
+            return [_encode(encoder, kind, part) for part in parts]
         with ThreadPoolExecutor(threads) as pool:  # torch's threads begin with what is set here
-            return list(pool.map(lambda part: _encode(encoder, kind, part, device), parts))
+            return list(pool.map(lambda part: _encode(encoder, kind, part), parts))
 
 
 def _padded(images: Sequence[PreparedImage], size: int) -> list[PreparedImage]:
     return [*images, *[torch.zeros_like(images[0])] * (size - len(images))]
 
 
-def _encode(encoder: EncodesImages, kind: str, images: Sequence[PreparedImage], device: torch.device) -> _Rows:
-    on_gpu = device.type == "cuda"
+def _encode(encoder: EncodesImages, kind: str, pixels: torch.Tensor) -> _Rows:
+    device = pixels.device
     lower = torch.autocast(device.type, torch.bfloat16, enabled=encoder.encoding == "bfloat16")  # type: ignore[attr-defined]
     with torch.inference_mode(), lower:
-        normalised = encoder.normalise(_stack(images, pinned=on_gpu).to(device, non_blocking=on_gpu))  # type: ignore[attr-defined]
+        normalised = encoder.normalise(pixels)  # type: ignore[attr-defined]
         rows = encoder.encode_image(normalised) if kind == "features" else encoder.encode_patches(normalised)[1]
-        if not on_gpu:
+        if device.type != "cuda":
             return _Rows(rows.half().cpu())
         # The copy back is in the queue before the next batch is, which it would otherwise wait for.
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -159,21 +208,14 @@ def _stack(images: Sequence[PreparedImage], pinned: bool = False) -> torch.Tenso
     return stacked
 
 
-def uneven() -> FedVLError:
-    return FedVLError(
-        "This model keeps the aspect ratio of images, and images of several shapes cannot be cached as one array; "
-        "crop them to one shape first."
-    )
-
-
 def _read_batches(
-    read: Callable[[int], Image.Image], wanted: Sequence[int], encoder: ImageEncoder
+    images: ReadableImages, wanted: Sequence[int], encoder: ImageEncoder
 ) -> Iterator[list[tuple[int, PreparedImage | str]]]:
     """Yield batches of (index, pixels or error) in order, reading ahead while one is encoded."""
 
     def preprocessed(index: int) -> PreparedImage | str:
         try:
-            return encoder.preprocess(read(index))
+            return encoder.preprocess(images.read(index))
         except BadImage as error:
             return error.reason
 

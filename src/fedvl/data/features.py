@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
@@ -30,8 +30,10 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 
-from fedvl.data.encoding import EncodesImages, ImageEncoder, Progress, encode_rows, uneven
+from fedvl.data.decoders import Decoders
+from fedvl.data.encoding import EncodesImages, ImageEncoder, Progress, decoders_for, encode_rows
 from fedvl.data.images import DECODING
+from fedvl.data.staging import uneven
 from fedvl.data.stored import DiskRows, DiskTable, table_in
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256, parse_json, read_file, write_whole
@@ -63,6 +65,8 @@ class ImageSplit(Protocol):
     def identity(self) -> str: ...
 
     def read(self, index: int) -> Image.Image: ...
+
+    def source(self, index: int) -> Path | bytes | None: ...
 
     def describe(self, index: int) -> str: ...
 
@@ -144,22 +148,28 @@ def encode_each(
     progress: Progress | None = None,
 ) -> EncodedSplit:
     """Return the same, also where no image can be used."""
-    shipped = _Shipped(SHIPPED, kind, shipped_key(split, encoder, kind))
-    found, damage = shipped.find(split)
-    if found is not None:
-        return found
-    notes = [f"The features that came with the package were not used because {damage}."] if damage else []
     table = _Table(cache_dir or default_cache_dir(), kind, table_key(encoder, kind))
-    images = _digests(split)
-    places, damage = table.find(images)
-    bad: dict[int, str] = {}
-    if (places == ABSENT).any():
-        keep_private(table.folder)
-        with table.locked():
-            places, damage = table.find(images)  # again: another process may have added them while this one waited
-            if damage:
-                notes.append(f"Some of the {kind} in {table.rows} were computed again because {damage}.")
-            bad = table.add(split, images, places, encoder, progress)
+    with ExitStack() as stack:
+        # Processes start while files are hashed, where the table is too short to have all images.
+        decoders = stack.enter_context(decoders_for(split, len(split) - table.length(), encoder, kind))
+        shipped = _Shipped(SHIPPED, kind, shipped_key(split, encoder, kind))
+        found, damage = shipped.find(split)
+        if found is not None:
+            return found
+        notes = [f"The features that came with the package were not used because {damage}."] if damage else []
+        images = _digests(split)
+        places, damage = table.find(images)
+        bad: dict[int, str] = {}
+        if (places == ABSENT).any():
+            keep_private(table.folder)
+            with table.locked():
+                places, damage = table.find(images)  # again: another process may have added them meanwhile
+                if damage:
+                    notes.append(f"Some of the {kind} in {table.rows} were computed again because {damage}.")
+                if decoders is None:
+                    absent = int((places == ABSENT).sum())
+                    decoders = stack.enter_context(decoders_for(split, absent, encoder, kind))
+                bad = table.add(split, images, places, encoder, progress, decoders)
     kept = np.flatnonzero(places != ABSENT)
     rows = DiskRows(table.on_disk(), kind, places[kept]) if len(kept) else torch.empty(0, 1)
     return EncodedSplit(rows, kept, [(split.describe(index), bad[index]) for index in sorted(bad)], " ".join(notes))
@@ -170,7 +180,7 @@ def ship_features(split: ImageSplit, encoder: ImageEncoder, folder: Path, progre
     key = shipped_key(split, encoder, "features")
     entry = _Shipped(folder, "features", key)
     parts, bad = [], []
-    for batch in encode_rows(split.read, range(len(split)), encoder, "features"):
+    for batch in encode_rows(split, range(len(split)), encoder, "features"):
         parts.append(batch.rows)
         bad += [[index, reason] for index, reason in batch.failed]
         if progress is not None:
@@ -267,6 +277,13 @@ class _Table:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    def length(self) -> int:
+        """Return how many records the index has room for."""
+        try:
+            return max(0, self.index.stat().st_size - INDEX_HEAD) // INDEX_RECORD.itemsize
+        except OSError:
+            return 0
+
     def on_disk(self) -> DiskTable:
         """Return the rows as a table, with the shape that the index names."""
         return DiskTable(self.rows, DTYPES[self.kind], self._shape(_head_of(self.index)))
@@ -329,6 +346,7 @@ class _Table:
         places: Places,
         encoder: ImageEncoder,
         progress: Progress | None,
+        decoders: Decoders | None,
     ) -> dict[int, str]:
         """Encode what is absent, and note its places; return why others are unusable.
 
@@ -338,7 +356,7 @@ class _Table:
         bad: dict[int, str] = {}
         done = 0
         with _Adding(self) as adding:
-            for number, batch in enumerate(encode_rows(split.read, wanted, encoder, self.kind), 1):
+            for number, batch in enumerate(encode_rows(split, wanted, encoder, self.kind, decoders), 1):
                 if len(batch.images):
                     places[batch.images] = adding.append(images[batch.images], batch.rows)
                 bad |= dict(batch.failed)

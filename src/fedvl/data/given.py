@@ -38,6 +38,9 @@ class GivenImages:
     def read(self, index: int) -> Image.Image:
         return decode(self.sources[index][1])
 
+    def source(self, index: int) -> Path | bytes:
+        return self.sources[index][1]
+
     def describe(self, index: int) -> str:
         return self.sources[index][0]
 

@@ -136,15 +136,15 @@ def is_dim(path: Path) -> bool:
         return False
 
 
-def decode(source: bytes | Path, name: str = "") -> Image.Image:
+def decode(source: bytes | Path, name: str = "", most_pixels: int = MAX_PIXELS) -> Image.Image:
     """Return the first frame as upright 8-bit RGB, with transparency laid over white.
 
     The content decides the format, not the file name.
     """
-    return decode_fully(source, name).image
+    return decode_fully(source, name, most_pixels).image
 
 
-def decode_fully(source: bytes | Path, name: str = "") -> Decoded:
+def decode_fully(source: bytes | Path, name: str = "", most_pixels: int = MAX_PIXELS) -> Decoded:
     """Return the first frame as :func:`decode` does, with what the file said of it."""
     try:
         data = source if isinstance(source, bytes) else read_file(source, MAX_IMAGE_BYTES)
@@ -156,8 +156,8 @@ def decode_fully(source: bytes | Path, name: str = "") -> Decoded:
         raise BadImage("the file is empty (0 bytes).", name)
     image = _open_dicom(data, name) if is_dicom(data) else _open(data, name)
     width, height = image.size
-    if width * height > MAX_PIXELS:
-        limit = MAX_PIXELS // 1_000_000
+    if width * height > most_pixels:
+        limit = most_pixels // 1_000_000
         raise BadImage(f"it has {width} x {height} pixels, more than the limit of {limit} megapixels.", name)
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise BadImage(f"it is {width} x {height} pixels, longer than {MAX_ASPECT} times its width.", name)

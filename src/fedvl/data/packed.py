@@ -151,6 +151,9 @@ class NoImages:
     def decoded(self, row: int) -> Decoded:
         return Decoded(self.read(row))
 
+    def source(self, row: int) -> None:
+        """No image has a file."""
+
     def describe(self, row: int) -> str:
         return f"image {row}"
 

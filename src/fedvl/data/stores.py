@@ -30,6 +30,9 @@ class ImageStore(Protocol):
     def decoded(self, row: int) -> Decoded:
         """Return an image with what its file said of it."""
 
+    def source(self, row: int) -> Path | bytes | None:
+        """Return the file of an image, or what is in it; None where an image is not a file."""
+
     def describe(self, row: int) -> str: ...
 
     def content(self, row: int) -> bytes:
@@ -57,6 +60,10 @@ class Split:
     def read(self, index: int) -> Image.Image:
         """Return the image as upright 8-bit RGB, or raise `BadImage`."""
         return self.store.read(int(self.rows[index]))
+
+    def source(self, index: int) -> Path | bytes | None:
+        """Return the file of an image, or what is in it; None where an image is not a file."""
+        return self.store.source(int(self.rows[index]))
 
     def describe(self, index: int) -> str:
         """Return the path or row number, for messages."""
@@ -120,6 +127,9 @@ class FileStore:
 
     def decoded(self, row: int) -> Decoded:
         return decode_fully(self.paths[row], self.names[row])
+
+    def source(self, row: int) -> Path:
+        return self.paths[row]
 
     def describe(self, row: int) -> str:
         return self.names[row]
@@ -188,6 +198,9 @@ class SheetStore:
     def decoded(self, row: int) -> Decoded:
         return Decoded(self.read(row))
 
+    def source(self, row: int) -> None:
+        return None
+
     def describe(self, row: int) -> str:
         sheet, tile = self._find(row)
         return f"{sheet.path.name} image {tile}"
@@ -217,6 +230,9 @@ class TableStore(ABC):
 
     def decoded(self, row: int) -> Decoded:
         return decode_fully(self._bytes(row), self.describe(row))
+
+    def source(self, row: int) -> bytes:
+        return self._bytes(row)
 
     def describe(self, row: int) -> str:
         return f"{self.path.name} row {row}"
@@ -291,6 +307,10 @@ class JoinedStore:
     def decoded(self, row: int) -> Decoded:
         store, own = self._find(row)
         return store.decoded(own)
+
+    def source(self, row: int) -> Path | bytes | None:
+        store, own = self._find(row)
+        return store.source(own)
 
     def describe(self, row: int) -> str:
         store, own = self._find(row)

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvl.models import numbers
+from fedvl.models.resampling import Window, columns_first
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # ViLT lets the longer side grow to 1333/800 of the shorter one before it shrinks the image.
@@ -48,18 +49,24 @@ class Preprocessing:
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the image as uint8, 3 x H x W."""
         image = _cut_strip(_rgb(image))
-        width, height = image.size
-        if self.crop:
-            short, long = min(width, height), max(width, height)
-            longer = int(self.shorter * long / short)
-            image = image.resize(
-                (self.shorter, longer) if width <= height else (longer, self.shorter), Image.Resampling.BICUBIC
-            )
-            left, top = (image.width - self.crop) // 2, (image.height - self.crop) // 2
-            image = image.crop((left, top, left + self.crop, top + self.crop))
-        else:
-            image = image.resize(self._whole_size(width, height), Image.Resampling.BICUBIC)
-        return _pixels(image)
+        if not self.crop:
+            return _pixels(image.resize(self._whole_size(*image.size), Image.Resampling.BICUBIC))
+        wide, high, left, top, side = self.window(*image.size)
+        resized = image.resize((wide, high), Image.Resampling.BICUBIC)
+        return _pixels(resized.crop((left, top, left + side, top + side)))
+
+    def window(self, width: int, height: int) -> Window:
+        """Return which part of a resized image is the input, where there is a crop."""
+        longer = int(self.shorter * max(width, height) / min(width, height))
+        wide, high = (self.shorter, longer) if width <= height else (longer, self.shorter)
+        return Window(wide, high, (wide - self.crop) // 2, (high - self.crop) // 2, self.crop)
+
+    def resampled(self, width: int, height: int) -> Window | None:
+        """Return the window if :func:`resample` makes the input of such an image, or else None."""
+        if not self.crop <= self.shorter or not self.crop or _limit(width, height) < max(width, height):
+            return None
+        window = self.window(width, height)
+        return window if columns_first(width, height, window) else None
 
     def _whole_size(self, width: int, height: int) -> tuple[int, int]:
         scale = self.shorter / min(width, height)
@@ -105,6 +112,12 @@ class Squashing(Preprocessing):
     def __call__(self, image: Image.Image) -> Tensor:
         return _pixels(_rgb(image).resize((self.shorter, self.shorter), Image.Resampling(self.resample)))
 
+    def window(self, width: int, height: int) -> Window:
+        return Window(self.shorter, self.shorter, 0, 0, self.shorter)
+
+    def resampled(self, width: int, height: int) -> Window | None:
+        return super().resampled(width, height) if self.resample == Image.Resampling.BICUBIC else None
+
 
 @lru_cache
 def by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
@@ -126,9 +139,14 @@ def _pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(rows.transpose(2, 0, 1).copy())
 
 
+def _limit(width: int, height: int) -> int:
+    """Return the longest side that is not cut."""
+    return MAX_STRIP * min(width, height)
+
+
 def _cut_strip(image: Image.Image) -> Image.Image:
     width, height = image.size
-    limit = MAX_STRIP * min(width, height)
+    limit = _limit(width, height)
     if max(width, height) <= limit:
         return image
     left, top = max(0, width - limit) // 2, max(0, height - limit) // 2

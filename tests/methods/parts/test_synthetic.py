@@ -21,6 +21,7 @@ from fedvl.methods.parts.synthetic import (
     pictures_folder,
     prompts_of,
 )
+from fedvl.models.preprocessing import Preprocessing
 
 
 class MeanColour(torch.nn.Module):
@@ -28,6 +29,7 @@ class MeanColour(torch.nn.Module):
 
     name = "mean colour"
     encoding = "float32"
+    preprocessing = Preprocessing(4, 4)
     fingerprint = "mean colour 1"
     logit_scale = 100.0
 
