@@ -124,6 +124,18 @@ def test_result_table_calls_centralised_training_by_its_name(sample):
     assert "Federated accuracy" not in labels
 
 
+def test_result_table_says_where_the_accuracy_is_a_mean_over_clients(sample):
+    result, _ = sample
+    for protocol in ("personal", "base-to-new"):
+        lines = lines_of(result_table(result_of(result | {"protocol": protocol})))
+        assert [line[0] for line in lines[2:4]] == [
+            "Zero-shot accuracy, mean over clients",
+            "Federated accuracy, mean over clients",
+        ]
+    (row, *_) = accuracy_rows(result_of(result | {"method": "zero-shot", "protocol": "personal"}))
+    assert row.label == "Zero-shot accuracy, mean over clients"
+
+
 def test_result_table_shows_square_brackets_of_a_path_as_they_are():
     lines = lines_of(result_table(result_of({"method": "linear", "dataset": "photos[red]"})))
     assert any("linear on photos[red]" in line[0] for line in lines)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from fedvl.config import BY_CLIENT
 from fedvl.evaluation.contents import Condition
 from fedvl.evaluation.statistics import Interval, mean_of_shares, wilson
 from fedvl.federation.records import Record
@@ -111,8 +112,13 @@ def points(value: float | None, digits: int = 2) -> str:
     return f"{sign}{size}"
 
 
-def accuracy_label(method: str) -> str:
-    return "Centralised accuracy" if method == "centralised" else "Federated accuracy"
+OTHER_ACCURACIES = {"zero-shot": "Zero-shot accuracy", "centralised": "Centralised accuracy"}
+
+
+def accuracy_label(method: str, result: Result) -> str:
+    """Name a method's accuracy, which some protocols measure as the unweighted mean of clients."""
+    label = OTHER_ACCURACIES.get(method, "Federated accuracy")
+    return f"{label}, mean over clients" if result.protocol in BY_CLIENT else label
 
 
 FAIRNESS = {
@@ -145,16 +151,10 @@ def accuracy_rows(result: Result) -> list[Row]:
         value = getattr(result, key)
         return Row(label, f"{percent(value)} ({text})" if text else percent(value), _exact(value))
 
-    if result.method == "zero-shot":
-        rows = [rate("Zero-shot accuracy", "accuracy")]
-    elif result.conditions:  # a fused model has no zero-shot accuracy
-        rows = [rate(accuracy_label(result.method), "accuracy")]
-    else:
-        rows = [
-            rate("Zero-shot accuracy", "zero_shot_accuracy"),
-            rate(accuracy_label(result.method), "accuracy"),
-            Row("Difference", gain_text(result), _exact(difference(result))),
-        ]
+    rows = [rate(accuracy_label(result.method, result), "accuracy")]
+    if result.method != "zero-shot" and not result.conditions:  # a fused model has no zero-shot accuracy
+        rows.insert(0, rate(accuracy_label("zero-shot", result), "zero_shot_accuracy"))
+        rows.append(Row("Difference", gain_text(result), _exact(difference(result))))
     for key, label in (("precision", "Macro precision"), ("recall", "Macro recall"), ("f1", "Macro F1")):
         rows.append(rate(label, f"macro_{key}"))
     for key, label in FAIRNESS.items():
@@ -348,7 +348,7 @@ def result_table(result: Result) -> Table:
     table.add_column()
     table.add_column(justify="right")
     for row in accuracy_rows(result):
-        style = "bold" if row.label in ("Difference", accuracy_label(result.method)) else ""
+        style = "bold" if row.label in ("Difference", accuracy_label(result.method, result)) else ""
         table.add_row(Text(row.label), Text(row.text), style=style)
     table.add_section()
     for row in (*condition_rows(result), *set_rows(result), *dataset_rows(result), *tail_rows(result)):
