@@ -19,7 +19,7 @@ import torch
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
-from fedvl.federation.stacks import Rows
+from fedvl.federation.stacks import SampleRows
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.linear import Linear, LinearOptions
 from fedvl.seeding import derived_seed, numpy_generator, permutations
@@ -43,7 +43,7 @@ def ours(samples: Samples, start: Tensors, per_round: int) -> Tensors:
     config = FederationConfig(rounds=ROUNDS, per_round=per_round)
     training = TrainingConfig(batch_size=BATCH, learning_rate=RATE, momentum=0.0)
     device = samples.labels.device
-    rows = Rows(torch.arange(CLIENTS * SAMPLES, device=device), torch.full((CLIENTS,), SAMPLES, device=device))
+    rows = SampleRows(torch.arange(CLIENTS * SAMPLES, device=device), torch.full((CLIENTS,), SAMPLES, device=device))
     engine = LocalEngine(Linear(LinearOptions(scale=1.0, initial="zeros"), task), samples, rows, training, config, SEED)
     federation = Federation(engine.method, engine, config, SEED, dict(start))
     federation.run()

@@ -22,7 +22,7 @@ import torch
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
-from fedvl.federation.stacks import Rows
+from fedvl.federation.stacks import SampleRows
 from fedvl.methods import load_method
 from fedvl.methods.base import Samples, Task
 from fedvl.models.checkpoint import load_model
@@ -64,7 +64,7 @@ def measure(name: str, clients: int, cohort: int, settings: argparse.Namespace) 
     else:
         encoder = SimpleNamespace(logit_scale=20.0, name="made up")
     method = kind(kind.options_type(), Task(tuple(map(str, range(settings.classes))), texts, encoder, clients))
-    rows = Rows(
+    rows = SampleRows(
         torch.arange(count, device=device) % len(features), torch.full((clients,), settings.samples, device=device)
     )
     config = FederationConfig(

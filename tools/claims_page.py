@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
-from fedvl.comparisons.claims import Figures, Higher, as_shown, quoted, shown_figure
+from fedvl.comparisons.claims import Higher, TableFigures, as_shown, quoted, shown_figure
 from fedvl.comparisons.grid import read_recipe
 from tools.reproduced_page import ROOT, Model, Table, read_tables
 
@@ -231,7 +231,7 @@ class Claim(Model):
         return ("shown" if all(holds) else "shown in part" if any(holds) else "not shown"), text
 
 
-def counted(figures: Figures, places: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def counted(figures: TableFigures, places: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the places that have a figure and are not near chance level."""
     return [place for place in places if place in figures.cells and place not in figures.near_chance]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from fedvl.comparisons.claims import Figures, findings, quoted, shown_figure
+from fedvl.comparisons.claims import TableFigures, findings, quoted, shown_figure
 from fedvl.comparisons.contents import TunedCell
 from fedvl.comparisons.grid import Grid, layered, read_recipe, recipe_names
 from fedvl.comparisons.tuning import tuning_sentences
@@ -83,10 +83,10 @@ class Table(Model):
     told: list[str] = []  # how rows were tuned, and which differ beyond chance
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> TableFigures:
         """The table as it is printed, for claims."""
         cells = {(cell.row, cell.column): cell.mean for cell in self.cells}
-        return Figures(self.rows, self.columns, cells, [(c.row, c.column) for c in self.cells if c.near_chance])
+        return TableFigures(self.rows, self.columns, cells, [(c.row, c.column) for c in self.cells if c.near_chance])
 
 
 def read_tables(folder: Path = RESULTS) -> dict[str, Table]:

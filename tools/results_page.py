@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from fedvl.comparisons.claims import Figures, findings
+from fedvl.comparisons.claims import TableFigures, findings
 from fedvl.comparisons.grid import read_grid
 
 ROOT = Path(__file__).parents[1]
@@ -204,7 +204,7 @@ def section(result: Result) -> str:
     parts = [table(result)]
     if result.kind == "grid":
         grid = read_grid(GRIDS / f"{result.name}.toml")
-        figures = Figures(
+        figures = TableFigures(
             result.rows,
             result.columns,
             {(cell.row, cell.column): round(cell.mean, 1) for cell in result.cells},

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedvl.comparisons.claims import Figures, Higher, Improvement, Level, as_shown, findings, shown_figure
+from fedvl.comparisons.claims import Higher, Improvement, Level, TableFigures, as_shown, findings, shown_figure
 from fedvl.comparisons.grid import Grid, read_recipe, recipe_names
 
 # Pictures whose sentence compares no rows and no columns.
@@ -17,7 +17,7 @@ NO_ORDER = {
     "fst-cbdg/figure2",
     "privacy/epsilon",
 }
-TABLE = Figures(
+TABLE = TableFigures(
     ["a", "b", "c, d"],
     ["one", "two", "three"],
     {
@@ -58,7 +58,7 @@ def test_fed_primes_improvements_are_those_of_its_slides(missing: str) -> None:
     ]
     places = [(row, column) for row in recipe.rows for column in recipe.columns]
     cells = {place: figure for place in places if (figure := recipe.paper_figure(*place)) is not None}
-    told = claim.finding(Figures(list(recipe.rows), list(recipe.columns), cells))
+    told = claim.finding(TableFigures(list(recipe.rows), list(recipe.columns), cells))
     found = [float(number) for number in re.findall(r"([+-][\d.]+) %", told)]
     assert found == pytest.approx(IMPROVED[missing], abs=0.06)
 
@@ -116,7 +116,7 @@ def test_the_papers_own_figures_agree_with_what_a_recipe_says_of_them(name):
     assert bool(recipe.claims) == (name not in NO_ORDER)
     places = [(row, column) for row in recipe.rows for column in recipe.columns]
     cells = {place: figure for place in places if (figure := recipe.paper_figure(*place)) is not None}
-    paper = Figures(list(recipe.rows), list(recipe.columns), cells)
+    paper = TableFigures(list(recipe.rows), list(recipe.columns), cells)
     for claim in (claim for claim in recipe.claims if isinstance(claim, Higher)):
         for other in claim.than:
             pairs = claim.pairs(paper, other)

@@ -65,13 +65,13 @@ def test_runs_of_an_array_and_of_two_workers_have_the_bits_of_one_process(tmp_pa
 PARENT = """
 import sys
 from pathlib import Path
-from fedvl.comparisons.jobs import Worker, Workers, unfinished
+from fedvl.comparisons.jobs import RunWorker, Workers, unfinished
 from fedvl.comparisons.run import flags_grid
 from fedvl.display import GridDisplay, SilentLine
 
 grid = flags_grid(["linear"], [], [], 1, {"federation": {"rounds": 100000}})
 with Workers(1) as workers:
-    workers.workers.append(Worker(0))
+    workers.workers.append(RunWorker(0))
     print(workers.workers[0].process.pid, flush=True)
     workers.run(unfinished(grid, Path(sys.argv[1])), GridDisplay(SilentLine()))
 """

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from fedvl.cli import app
-from fedvl.comparisons.pack import check_members, check_packable, unpacked
+from fedvl.comparisons.pack import check_members, check_packable, pack_folder
 from fedvl.data.imported import import_vectors, imported_path
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256
@@ -221,7 +221,7 @@ STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 def test_an_archive_with_other_files_links_or_compression_is_refused(tmp_path, member, how, says):
     path = archive_of(tmp_path / "p.zip", (member, "0" * 10_000, how))
     with pytest.raises(FedVLError, match="is not a pack") as error:
-        unpacked(path, tmp_path)
+        pack_folder(path, tmp_path)
     assert says in str(error.value)
     assert os.listdir(tmp_path) == ["p.zip"]
 

@@ -35,7 +35,7 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import fits_shape
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.stacks import Rows
+from fedvl.federation.stacks import SampleRows
 from fedvl.methods import load_method, method_names
 from fedvl.methods.base import Method
 from fedvl.methods.roles import Shape, Shapes, Shared
@@ -435,5 +435,5 @@ def one_of_each_kind(names):
 def victim_of(name, client, experiment):
     prepared = prepare(experiment, Silent())
     engine = local_engine(prepared)
-    engine.rows = Rows.of([rows if number == client else rows[:0] for number, rows in enumerate(engine.rows)])
+    engine.rows = SampleRows.of([rows if number == client else rows[:0] for number, rows in enumerate(engine.rows)])
     return Victim(name, client, engine, experiment_id(experiment, prepared.method.task.encoder))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedvl.federation.chunks import LABELS, add_columns, places_of, same_form, share_out_to_chunks, stacked_private
-from fedvl.federation.stacks import Folded, Rows, Stack
+from fedvl.federation.stacks import Folded, SampleRows, Stack
 from fedvl.methods.roles import Private, Roles
 
 ROLES = Roles({"memory": Private(per_sample=True), LABELS: Private(per_sample=True)})
@@ -15,7 +15,7 @@ SHARED = {"w": torch.zeros(2)}
 
 def rows_of_sizes(*sizes):
     ends = np.cumsum(sizes).tolist()
-    return Rows.of([torch.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)])
+    return SampleRows.of([torch.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)])
 
 
 def stack(clients, **tensors):

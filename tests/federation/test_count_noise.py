@@ -26,7 +26,7 @@ from fedvl.federation.count_noise import (
 )
 from fedvl.federation.privacy import ClientPrivacy
 from fedvl.federation.records import Budget
-from fedvl.federation.stacks import Rows
+from fedvl.federation.stacks import SampleRows
 from fedvl.methods.parts.selection import MAX_RARE_WEIGHT, SHARE_PARTS
 from fedvl.runs.requirements import check_privacy
 from fedvl.runs.settings import resolve_experiment
@@ -188,7 +188,7 @@ def test_one_client_moves_the_sum_of_reports_by_the_sensitivity_at_most():
         everybody = engine.report(0, {})[0][0].tensors
         assert everybody.keys() == {"counts"}  # neither a number of images nor anything else
         for left in (0, 2, 3, 4):  # client 1 has no images
-            engine.rows = Rows.of([rows[: 0 if client == left else None] for client, rows in enumerate(ROWS)])
+            engine.rows = SampleRows.of([rows[: 0 if client == left else None] for client, rows in enumerate(ROWS)])
             fewer = engine.report(0, {})[0][0].tensors
             moved.append(float(torch.linalg.vector_norm(everybody["counts"] - fewer["counts"])))
     assert min(moved) > 0

@@ -36,7 +36,7 @@ from fedvl.federation.privacy import (
 )
 from fedvl.federation.records import Record
 from fedvl.federation.round import Federation
-from fedvl.federation.stacks import Rows
+from fedvl.federation.stacks import SampleRows
 from fedvl.methods import method_names
 from fedvl.methods.base import Batch, Samples, Update
 from fedvl.methods.parts.losses import UNIT
@@ -226,7 +226,7 @@ def test_without_noise_and_cuts_the_model_is_that_of_plain_training_to_the_bit(n
     sizes = (7, 4, 1, 8, 5)
     found = []
     for federation in (small_federation(method), without_noise(method)):
-        federation.engine.rows = Rows.of(torch.arange(25).split(sizes))
+        federation.engine.rows = SampleRows.of(torch.arange(25).split(sizes))
         found.append(run_quietly(federation))
     plain, hidden = found
     assert digest(hidden.shared) == digest(plain.shared)
@@ -239,7 +239,7 @@ def test_the_same_under_secure_sums():
     method.weighting = "clients"
     plain, hidden = small_federation(method, **sums), without_noise(method, **sums)
     for federation in (plain, hidden):
-        federation.engine.rows = Rows.of(torch.arange(25).split((7, 4, 1, 8, 5)))
+        federation.engine.rows = SampleRows.of(torch.arange(25).split((7, 4, 1, 8, 5)))
         run_quietly(federation)
     assert digest(hidden.shared) == digest(plain.shared)
 
@@ -288,7 +288,7 @@ def test_a_client_without_images_differs_from_others_in_nothing_but_what_noise_c
     parts = [engine.part_of_sum(0, client, start, trained.get(client)) for client in range(CLIENTS)]
     assert {tuple(from_whole(part[-SUMMED_FIGURES:]).tolist()) for part in parts} == {(1.0, 0.0, 1.0)}
     total = decode_updates(engine.sum_updates(0, range(CLIENTS), start).total, start)
-    engine.rows = Rows.of([rows[:0] for rows in engine.rows])  # as if nobody had any
+    engine.rows = SampleRows.of([rows[:0] for rows in engine.rows])  # as if nobody had any
     nobody = decode_updates(engine.sum_updates(0, range(CLIENTS), start).total, start)
     assert total[1:] == nobody[1:] == (CLIENTS, 0.0, CLIENTS)
 
@@ -663,7 +663,7 @@ def test_a_restored_run_under_privacy_ends_in_the_same_bits(tmp_path):
 def party(folder):
     federation = small_federation(small_method("linear"), privacy=settings("record", 3.0, 1.0))
     held = [rows if client == 3 else rows[:0] for client, rows in enumerate(federation.engine.rows)]
-    federation.engine.rows = Rows.of(held)
+    federation.engine.rows = SampleRows.of(held)
     return Party(3, federation.engine, folder, log=AuditLog(folder / "audit.jsonl"))
 
 

@@ -13,7 +13,7 @@ from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import (
     Answers,
     Folded,
-    Rows,
+    SampleRows,
     Trained,
     Updates,
     columns_of,
@@ -40,7 +40,7 @@ def updates_of(*shapes):
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
 def test_rows_are_those_of_a_list(sizes):
     held = list(torch.randperm(sum(sizes)).split(sizes))
-    rows = Rows.of(held)
+    rows = SampleRows.of(held)
     assert rows.counts == sizes
     assert all(torch.equal(left, right) for left, right in zip(rows, held, strict=True))
     if not sum(sizes):
@@ -146,7 +146,7 @@ def linear_federation(chunk, *, robust="mean", spoilt=None, factor=float("nan"),
     """Thirteen clients of two samples; those of one may be spoilt."""
     federation = small_federation(small_method("linear"), chunk=chunk, robust=robust, max_norm_ratio=30.0, **how)
     engine = federation.engine
-    engine.rows = Rows.of(torch.arange(26).remainder(25).split(2))
+    engine.rows = SampleRows.of(torch.arange(26).remainder(25).split(2))
     if spoilt is not None:
         engine.data.inputs["features"][engine.rows[spoilt]] *= factor
     return federation
@@ -224,7 +224,7 @@ NOT_ON_A_GPU = {"zero-shot", "fedavg-nn", "fedprox-nn", "fedka"}
 
 def engine_of(name, federation=None, **options):
     engine = small_federation(small_method(name, **options), **(federation or {})).engine
-    engine.rows = Rows.of(torch.arange(24).split(2))
+    engine.rows = SampleRows.of(torch.arange(24).split(2))
     return engine
 
 

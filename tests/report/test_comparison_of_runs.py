@@ -9,7 +9,7 @@ from fedvl.errors import FedVLError
 from fedvl.report.comparison_of_runs import describe_runs, on_common_images, paired_sentences, run_names, shade
 from fedvl.report.page import write_report, write_side_by_side
 from fedvl.report.tables import MINUS, MISSING
-from fedvl.runs.answers import ANSWERS, COLUMNS
+from fedvl.runs.answers import ANSWER_COLUMNS, ANSWERS
 from fedvl.runs.folder import RunFolder
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
@@ -162,7 +162,10 @@ def test_runs_on_the_same_images_are_compared_image_by_image(tmp_path, sample_of
 
 
 def answers(folder, rows):
-    lines = [",".join(COLUMNS), *(f"{file},{truth},{said},0.9,0.1,{sha256}" for file, truth, said, sha256 in rows)]
+    lines = [
+        ",".join(ANSWER_COLUMNS),
+        *(f"{file},{truth},{said},0.9,0.1,{sha256}" for file, truth, said, sha256 in rows),
+    ]
     (folder / ANSWERS).write_text("\n".join(lines) + "\n")
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from helpers.finished import asked_rows, embedded_splits
 
-from fedvl.runs.answers import COLUMNS
+from fedvl.runs.answers import ANSWER_COLUMNS
 from fedvl.runs.folder import RunFolder
 
 
@@ -15,7 +15,7 @@ def test_the_table_has_every_test_image_most_unsure_first(folder_of, name):
     folder = RunFolder(folder_of(name))
     with open(folder.path / "test.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == ANSWER_COLUMNS
     result = folder.result
     assert len(rows) == sum(sum(counts) for counts in result.confusion)
     right = sum(row["truth"] == row["prediction"] for row in rows)

@@ -7,7 +7,7 @@ import pytest
 from helpers.runs import OPENER
 
 from fedvl.errors import FedVLError
-from fedvl.runs.method_checks import CHECKS, Check, examine
+from fedvl.runs.method_checks import CHECKS, Check, examine_method
 
 HEAD = """import torch
 from fedvl.methods.base import Method
@@ -139,7 +139,7 @@ UNSEEN = {"forgets the mask", "momentum in an attribute", "tiny numbers", "means
 
 
 def checked(name: str) -> dict[str, Check]:
-    found = examine(name, OPENER)
+    found = examine_method(name, OPENER)
     assert [check.name for check in found.checks] == list(CHECKS)
     assert found.passed == all(check.outcome != "fail" for check in found.checks)
     return {check.name: check for check in found.checks}
@@ -210,4 +210,4 @@ def test_a_sound_file_passes(body: str, written) -> None:
 
 def test_a_file_that_is_no_method_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedVLError, match="There is no method file"):
-        examine(str(tmp_path / "absent.py"), OPENER)
+        examine_method(str(tmp_path / "absent.py"), OPENER)

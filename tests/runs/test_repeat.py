@@ -11,7 +11,7 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.runs.contents import Federation
 from fedvl.runs.folder import RunFolder
-from fedvl.runs.repeat import apart, compared, compared_answers, repeat, same
+from fedvl.runs.repeat import compared_answers, content_differences, equal_contents, relative_gap, repeat
 
 
 @pytest.mark.parametrize(
@@ -34,27 +34,27 @@ from fedvl.runs.repeat import apart, compared, compared_answers, repeat, same
     ],
 )
 def test_how_far_apart_two_contents_are(claimed: Any, repeated: Any, share: float):
-    assert apart(claimed, repeated) == pytest.approx(share)
-    assert apart(repeated, claimed) == pytest.approx(share)
+    assert relative_gap(claimed, repeated) == pytest.approx(share)
+    assert relative_gap(repeated, claimed) == pytest.approx(share)
 
 
 def test_a_number_that_is_not_one_is_the_same_as_another():
-    assert same([math.nan, 1], [math.nan, 1])
-    assert not same(1, 1.5)
-    assert not same(None, 0)
+    assert equal_contents([math.nan, 1], [math.nan, 1])
+    assert not equal_contents(1, 1.5)
+    assert not equal_contents(None, 0)
 
 
 def test_the_largest_differences_come_first_and_times_are_not_compared():
     claimed = [{"round": 1, "loss": 1.0, "seconds": 1.0}, {"round": 2, "loss": 0.5, "seconds": 1.0}]
     repeated = [{"round": 1, "loss": 1.01, "seconds": 9.0}, {"round": 2, "loss": 5.0, "seconds": 9.0}]
-    found = compared("metrics.jsonl", claimed, repeated)
+    found = content_differences("metrics.jsonl", claimed, repeated)
     assert [(one.figure, one.claimed, one.repeated) for one in found] == [
         ("2.loss", "0.5", "5.0"),
         ("1.loss", "1.0", "1.01"),
     ]
-    assert [one.figure for one in compared("x", {"a": [1.0, 2.0]}, {"a": [1.0, 2.1]}, most=0.1)] == []
+    assert [one.figure for one in content_differences("x", {"a": [1.0, 2.0]}, {"a": [1.0, 2.1]}, most=0.1)] == []
     assert str(found[0]) == "metrics.jsonl has 2.loss 0.5; executed again: 5.0"
-    (missing,) = compared("x", {"a": 1, "b": 2}, {"a": 1})
+    (missing,) = content_differences("x", {"a": 1, "b": 2}, {"a": 1})
     assert (missing.figure, missing.repeated, missing.share) == ("b", "None", math.inf)
 
 

@@ -25,11 +25,11 @@ from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.withdrawal import (
     TestAnswers,
+    answer_difference,
     check_comparable,
-    compare,
-    difference,
     distances,
     find_client,
+    measure_withdrawal,
     norm,
     with_withdrawn,
     without_client,
@@ -174,7 +174,7 @@ def test_the_run_without_a_client_has_noise_of_its_own_and_the_budgets_add(case,
     assert apart == pytest.approx(math.hypot(*moved), rel=0.1)  # independent: at a right angle
     again = leave(tmp_path / "run", LEAVING, tmp_path / "again")
     assert again.result.state_sha256 == left.result.state_sha256
-    measured = compare(RunFolder(tmp_path / "run"), left, LEAVING, None, Silent())
+    measured = measure_withdrawal(RunFolder(tmp_path / "run"), left, LEAVING, None, Silent())
     spent = [RunFolder(folder).result.privacy.epsilon for folder in (tmp_path / "run", left.path)]
     assert measured.privacy.epsilon == pytest.approx(sum(spent))
     assert measured.privacy.delta == pytest.approx(2e-5)
@@ -210,7 +210,7 @@ def test_the_difference_is_counted_on_the_images_that_both_answer():
     start = {"w": torch.zeros(2), "b": torch.zeros(1), "n": torch.tensor([1])}
     one = answers([0, 0, 0, 1, 1, 1, 0, 0, 2, -1], {"w": torch.tensor([3.0, 4.0]), "b": torch.zeros(1)}, start)
     two = answers([0, 0, 1, 0, 0, 0, 0, 2, 2, 2], {"w": torch.tensor([3.0, 1.0]), "b": torch.tensor([4.0])})
-    found = difference(one, two)
+    found = answer_difference(one, two)
     # of nine images: 6 right, then 4; one gained (the fourth), three lost, and the eighth wrong in another way
     assert found["images"] == 9
     assert found["run"].accuracy == pytest.approx(100 * 6 / 9)
@@ -236,7 +236,7 @@ def test_the_difference_is_counted_on_the_images_that_both_answer():
 
 def test_runs_that_are_the_same_differ_by_nothing():
     one = answers([0] * 10, {"w": torch.ones(2)})
-    found = difference(one, one)
+    found = answer_difference(one, one)
     assert (found["difference"], found["changed"], found["distance"], found["moved"]) == (0, 0, 0, None)
     assert found["difference_interval"][0] < 0 < found["difference_interval"][1]  # ten images do not prove it
 
@@ -260,7 +260,7 @@ def leave(run, client, path):
 def test_both_folders_have_the_same_record_and_it_is_that_of_their_results(run, tmp_path):
     found = leave(run, 2, tmp_path / "left")
     for _ in range(2):  # measured again, it replaces what was measured
-        measured = compare(RunFolder(run), found, 2, None, Silent())
+        measured = measure_withdrawal(RunFolder(run), found, 2, None, Silent())
     assert RunFolder(run).withdrawals == found.withdrawals == [Withdrawal.model_validate_json(measured.to_json())]
     assert measured.run.accuracy == pytest.approx(RunFolder(run).result.accuracy)
     assert measured.without.accuracy == pytest.approx(found.result.accuracy)

@@ -59,9 +59,9 @@ def methods_check(
 ) -> None:
     """Check that a method does what the engine relies on; exit code 2 if it does not."""
     from fedvl.display import Console
-    from fedvl.runs.method_checks import examine
+    from fedvl.runs.method_checks import examine_method
 
-    found = examine(name)
+    found = examine_method(name)
     if as_json:
         print(found.model_dump_json())
     else:

@@ -58,7 +58,7 @@ def verified(
     place: Path, sample: int | None, trust_method: bool, scratch: Path, display: "GridDisplay"
 ) -> "tuple[Verified, list[str]]":
     """Verify a run, a comparison or a pack; return the result, and sentences on the data."""
-    from fedvl.comparisons.pack import PACK, open_pack, unpacked
+    from fedvl.comparisons.pack import PACK, open_pack, pack_folder
     from fedvl.comparisons.verification import COMPARISON, Verified, verify_comparison
     from fedvl.data.sources import Opener
     from fedvl.runs.folder import RunFolder
@@ -68,7 +68,7 @@ def verified(
     if not place.exists():
         raise FedVLError(f"{place} does not exist; give a run, a comparison or a pack.")
     if place.is_file() or (place / PACK).is_file():
-        folder = unpacked(place, scratch).absolute()
+        folder = pack_folder(place, scratch).absolute()
         packed, told = open_pack(folder, opener, trust_method)
         with among_methods(folder):
             found = verify_comparison(folder, sample, scratch, display, packed, pages, packed=True)
@@ -136,7 +136,7 @@ def leaderboard(
     quiet: Quiet = False,
 ) -> None:
     """Verify packs, and write a table of those that pass; the others are listed with the reason."""
-    from fedvl.comparisons.pack import PACK, unpacked
+    from fedvl.comparisons.pack import PACK, pack_folder
     from fedvl.comparisons.verification import read_comparison
     from fedvl.display import GridDisplay, TerminalDisplay, visible
     from fedvl.files import file_sha256
@@ -147,7 +147,7 @@ def leaderboard(
         with tempfile.TemporaryDirectory() as scratch, TerminalDisplay(quiet) as display:
             try:
                 found, told = verified(place, sample, trust_method, Path(scratch), GridDisplay(display))
-                folder = unpacked(place, Path(scratch) / "read")
+                folder = pack_folder(place, Path(scratch) / "read")
                 summary, sha256 = read_comparison(folder), file_sha256(folder / PACK)
             except (FedVLError, OSError) as error:
                 rejected.append(Rejected(pack=place.name, reason=str(error)))

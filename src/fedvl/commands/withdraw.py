@@ -41,7 +41,7 @@ def withdraw(
     from fedvl.report.page import write_report
     from fedvl.runs.folder import RunFolder
     from fedvl.runs.update import by_sums, subtracted
-    from fedvl.runs.withdrawal import check_comparable, compare, find_client, without_client
+    from fedvl.runs.withdrawal import check_comparable, find_client, measure_withdrawal, without_client
 
     folder = RunFolder(run, trust_method)
     folder.tensors()  # refuses one that is not finished, or damaged
@@ -62,7 +62,7 @@ def withdraw(
         with RunFolder.create(path, experiment) as other:
             complete_run(other, quiet, known=subtracted(folder, number) if by_sums(experiment) else None)
     with TerminalDisplay(quiet) as display:
-        measured = compare(folder, other, number, party, display)
+        measured = measure_withdrawal(folder, other, number, party, display)
     for each in (folder, other):
         write_report(each.path)
     if as_json:

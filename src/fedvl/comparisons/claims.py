@@ -6,7 +6,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Figures(NamedTuple):
+class TableFigures(NamedTuple):
     """A table: its rows and columns in order, and the figures that it has."""
 
     rows: Sequence[str]
@@ -27,7 +27,7 @@ class Higher(BaseModel):
     def names(self) -> list[str]:
         return [self.higher, *self.than, *self.among]
 
-    def finding(self, table: Figures) -> str:
+    def finding(self, table: TableFigures) -> str:
         """Return in how many places the table agrees; nothing if it lacks the figures."""
         counted = []
         for other in self.than:
@@ -39,7 +39,7 @@ class Higher(BaseModel):
         where = f" of the {places} that the recipe names for this" if self.among else f" {places}"
         return f"{quoted(self.higher)} is higher than {', than '.join(counted)}{where}." if counted else ""
 
-    def pairs(self, table: Figures, other: str) -> list[tuple[float, float]]:
+    def pairs(self, table: TableFigures, other: str) -> list[tuple[float, float]]:
         """Return the two figures of each place, as shown."""
         found = []
         by_row = self.higher in table.rows
@@ -62,7 +62,7 @@ class Level(BaseModel):
     def names(self) -> list[str]:
         return [*([] if self.level == "*" else [self.level]), *self.among]
 
-    def finding(self, table: Figures) -> str:
+    def finding(self, table: TableFigures) -> str:
         """Return the least and the largest figure of the row, or of each row."""
         found = []
         for row in table.rows if self.level == "*" else [self.level]:
@@ -86,7 +86,7 @@ class Improvement(BaseModel):
     def names(self) -> list[str]:
         return [self.improved, *self.over]
 
-    def finding(self, table: Figures) -> str:
+    def finding(self, table: TableFigures) -> str:
         """Return the improvement in each column; nothing if the table lacks the figures."""
         found = []
         for column in table.columns:
@@ -100,7 +100,7 @@ class Improvement(BaseModel):
 Claim = Higher | Level | Improvement
 
 
-def findings(claims: Sequence[Claim], table: Figures) -> list[str]:
+def findings(claims: Sequence[Claim], table: TableFigures) -> list[str]:
     """Return a sentence for each claim, computed from the figures as they are shown."""
     found = [sentence for claim in claims if (sentence := claim.finding(table))]
     if any(isinstance(claim, Higher) for claim in claims) and (names := near_chance_names(table)):
@@ -108,7 +108,7 @@ def findings(claims: Sequence[Claim], table: Figures) -> list[str]:
     return found
 
 
-def near_chance_names(table: Figures) -> list[str]:
+def near_chance_names(table: TableFigures) -> list[str]:
     """Return the columns, else rows, whose figures are all near chance level; else the cells."""
     for axis, names in ((1, table.columns), (0, table.rows)):
         cells = {name: {place for place in table.cells if place[axis] == name} for name in names}

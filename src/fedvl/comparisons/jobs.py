@@ -51,7 +51,7 @@ def unfinished(grid: Grid, runs: Path) -> list[RunFolder]:
     return list(found.values())
 
 
-class Worker:
+class RunWorker:
     """A process that brings runs to their end, one after another."""
 
     def __init__(self, number: int) -> None:
@@ -87,7 +87,7 @@ class Workers:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
-        self.workers: list[Worker] = []
+        self.workers: list[RunWorker] = []
 
     def __enter__(self) -> "Workers":
         return self
@@ -100,7 +100,7 @@ class Workers:
         """Run folders to their end, several at once, on the GPUs of this machine in turn."""
         waiting, done = list(reversed(folders)), 0
         while len(self.workers) < min(self.jobs, len(folders)):
-            self.workers.append(Worker(len(self.workers)))
+            self.workers.append(RunWorker(len(self.workers)))
         while waiting or any(worker.folder for worker in self.workers):
             for worker in self.workers:
                 if worker.folder is None and waiting:
@@ -116,7 +116,7 @@ class Workers:
                 if not answer:  # the process was killed
                     worker.end()
                     place = self.workers.index(worker)
-                    self.workers[place] = Worker(place)
+                    self.workers[place] = RunWorker(place)
 
 
 def perform_side_by_side(grid: Grid, runs: Path, jobs: int, display: GridDisplay, opener: Opener) -> GridOutcome:

@@ -90,7 +90,7 @@ def pack(folder: Path, out: Path, opener: Opener) -> str:
         files |= dict(method_of_run(run))
     made = out.with_name(f".{out.name}.part") if out.suffix == ".zip" else out
     sources = []
-    for number, (data, templates) in enumerate(sources_of(experiments)):
+    for number, (data, templates) in enumerate(dataset_groups(experiments)):
         source, tensors = pack_source(data, experiments[0].model.name, templates, opener)
         (made / "sources").mkdir(parents=True, exist_ok=True)
         save(made / f"sources/{number}.safetensors", tensors)
@@ -125,7 +125,7 @@ def check_packable(experiment: Experiment) -> None:
         raise FedVLError("A pack has no added images, no public images and no model.encoding; compare without them.")
 
 
-def sources_of(experiments: list[Experiment]) -> Iterator[tuple[DataConfig, list[str]]]:
+def dataset_groups(experiments: list[Experiment]) -> Iterator[tuple[DataConfig, list[str]]]:
     """Yield the settings of each dataset, with the templates that runs on it use."""
     groups: dict[tuple[object, ...], list[Experiment]] = {}
     for experiment in experiments:
@@ -176,7 +176,7 @@ def zip_folder(folder: Path, out: Path) -> None:
         os.rmdir(root)
 
 
-def unpacked(path: Path, scratch: Path) -> Path:
+def pack_folder(path: Path, scratch: Path) -> Path:
     """Return the folder of a pack; a zip file is unpacked below ``scratch``."""
     if path.is_dir():
         return path

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvl.comparisons.claims import Figures, findings
+from fedvl.comparisons.claims import TableFigures, findings
 from fedvl.comparisons.contents import Comparison
 from fedvl.comparisons.grid import QUICK, Grid, Variant
 from fedvl.comparisons.run import GridOutcome, beyond_chance, summarise
@@ -119,7 +119,7 @@ def against_paper(name: str, recipe: Grid, outcome: GridOutcome, labels: Sequenc
         difference = None if paper is None else cell.mean - paper
         cells.append(cell.model_copy(update={"paper": paper, "ours": cell.mean, "difference": difference}))
     guessing = [cell.place for cell in cells if cell.near_chance]
-    table = Figures(summary.rows, summary.columns, {cell.place: cell.mean for cell in cells}, guessing)
+    table = TableFigures(summary.rows, summary.columns, {cell.place: cell.mean for cell in cells}, guessing)
     found = [*findings(recipe.claims, table), *beyond_chance(outcome)]
     details = {"recipe": name, "shows": recipe.shows, "label": " ".join(labels), "findings": found, "cells": cells}
     return summary.model_copy(update=details)

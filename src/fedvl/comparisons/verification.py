@@ -22,7 +22,7 @@ from fedvl.display import GridDisplay, SilentLine
 from fedvl.errors import FedVLError
 from fedvl.files import Content, read_file, read_json, validated
 from fedvl.runs.folder import RunFolder
-from fedvl.runs.repeat import Difference, Repeated, Verdict, compared, repeat
+from fedvl.runs.repeat import Difference, Repeated, Verdict, content_differences, repeat
 from fedvl.runs.settings import resolve_experiment
 from fedvl.version import __version__
 
@@ -125,9 +125,9 @@ def differing_summary(claimed: Comparison, found: Comparison) -> Iterator[Differ
     )
     for key in dict.fromkeys([*theirs, *ours]):
         if key == "cells":
-            yield from compared(COMPARISON, by_place(claimed), by_place(found), WRITTEN)
+            yield from content_differences(COMPARISON, by_place(claimed), by_place(found), WRITTEN)
         else:
-            yield from compared(COMPARISON, {key: theirs.get(key)}, {key: ours.get(key)}, WRITTEN)
+            yield from content_differences(COMPARISON, {key: theirs.get(key)}, {key: ours.get(key)}, WRITTEN)
 
 
 def by_place(summary: Comparison) -> dict[str, Any]:

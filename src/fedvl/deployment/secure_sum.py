@@ -153,7 +153,7 @@ def hashed(content: list[object]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def verified(key: str, content: bytes, signature: bytes) -> bool:
+def signature_holds(key: str, content: bytes, signature: bytes) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(signature, content)
     except (InvalidSignature, ValueError):
@@ -321,7 +321,7 @@ class SumMember:
         for offer in offers:
             content = offer_part(self.run, step, listed, offer.client, offer.key, offer.adopted)
             known = entries.get(offer.client)
-            if known is None or not verified(known.verify, content, bytes.fromhex(offer.signature)):
+            if known is None or not signature_holds(known.verify, content, bytes.fromhex(offer.signature)):
                 raise FedVLError(f"The mask key of client {offer.client} is not signed by that client for this round.")
             if offer.adopted != own.adopted:
                 raise FedVLError(
@@ -339,7 +339,7 @@ class SumMember:
         valid = [
             signer
             for signer, signature in zip(signers, as_bytes(signatures), strict=True)
-            if signer in keys and verified(keys[signer], content, signature)
+            if signer in keys and signature_holds(keys[signer], content, signature)
         ]
         needed = shares_needed(len(state.roster), self.share)
         if len(valid) < needed:

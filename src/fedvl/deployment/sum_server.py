@@ -45,8 +45,8 @@ from fedvl.deployment.secure_sum import (
     read_items,
     roster_digest,
     rows,
+    signature_holds,
     survivor_part,
-    verified,
 )
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, SpoiledSumError, refusal
@@ -91,7 +91,7 @@ class Collected:
                 self._refuse(client, "malformed mask key")
                 continue
             content = offer_part(self.run, self.step, listed, client, offer.key, offer.adopted)
-            if offer.client != client or not verified(
+            if offer.client != client or not signature_holds(
                 self.entries[client].verify, content, bytes.fromhex(offer.signature)
             ):
                 self._refuse(client, "its mask key is not signed for this round")
@@ -143,7 +143,7 @@ class Collected:
             signature = answer.get(SIGNATURES)
             if is_bytes(signature, 1, SIGNATURE_BYTES) and signature is not None:
                 signed = as_bytes(signature)[0]
-                if verified(self.entries[client].verify, self.signed_part, signed):
+                if signature_holds(self.entries[client].verify, self.signed_part, signed):
                     self.signatures[client] = signed
                     continue
             self._refuse(client, "it did not sign the survivor list")

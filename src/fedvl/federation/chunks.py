@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvl.federation.stacks import Column, Folded, Rows, Stack
+from fedvl.federation.stacks import Column, Folded, SampleRows, Stack
 from fedvl.methods.roles import Roles
 from fedvl.tensors import IntArray, Tensors
 
@@ -41,7 +41,7 @@ class Done(NamedTuple):
 
 def share_out_to_chunks(
     stacks: Sequence[Stack],
-    rows: Rows,
+    rows: SampleRows,
     role: Roles,
     size: int,
     shared: Tensors,
@@ -67,7 +67,7 @@ def share_out_to_chunks(
 
 
 def places_of(
-    number: int, stack: Stack, rows: Rows, role: Roles, own: Mapping[int, Tensors] | None
+    number: int, stack: Stack, rows: SampleRows, role: Roles, own: Mapping[int, Tensors] | None
 ) -> Iterable[tuple[object, ClientRows]]:
     """Return the places of clients that have samples, by the shapes of their tensors."""
     shapes = frozenset((name, t.shape[1:]) for name, t in stack.tensors.items() if name not in role.per_sample)

@@ -59,7 +59,7 @@ class Summed(NamedTuple):
     bytes_up: int
 
 
-class Spread(Protocol):
+class ChunkSpread(Protocol):
     """What trains the chunks of a round in several processes."""
 
     def train(self, round_index: int, chunks: Sequence[Chunk], engine: "LocalEngine") -> list[Done]: ...
@@ -68,7 +68,7 @@ class Spread(Protocol):
 class LocalEngine(ChunkTraining):
     """The clients of one process: their rows of the data and their private tensors."""
 
-    processes: Spread | None = None  # where there are several, started by torchrun
+    processes: ChunkSpread | None = None  # where there are several, started by torchrun
     known: Statistics | None = None  # sums that follow from those of another run
 
     @cached_property

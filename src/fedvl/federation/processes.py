@@ -23,7 +23,7 @@ from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import Column, Stack
 from fedvl.tensors import Tensors, to_bytes
 
-MAX_WAIT = timedelta(days=30)  # others wait as long as the first encodes, or evaluates
+MAX_PROCESS_WAIT = timedelta(days=30)  # others wait as long as the first encodes, or evaluates
 
 
 class Letter(NamedTuple):
@@ -100,7 +100,7 @@ def losses_explained() -> Iterator[None]:
 
 def join_processes() -> Processes:
     """Join the processes that torchrun started."""
-    distributed.init_process_group("gloo", timeout=MAX_WAIT)
+    distributed.init_process_group("gloo", timeout=MAX_PROCESS_WAIT)
     if torch.cuda.is_available():  # "cuda" is then another GPU in each process, as far as there are so many
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     return Processes(distributed.get_rank(), distributed.get_world_size())

@@ -92,7 +92,7 @@ class Cut(Sequence[Cell]):
         return [self.one(each) for each in range(len(self))[place]] if isinstance(place, slice) else self.one(place)
 
 
-class Rows(Cut[Tensor]):
+class SampleRows(Cut[Tensor]):
     """Which samples each client holds, in one tensor."""
 
     def __init__(self, samples: Tensor, sizes: Tensor) -> None:
@@ -103,8 +103,8 @@ class Rows(Cut[Tensor]):
         self._ends: list[int] = self.ends.tolist()
 
     @classmethod
-    def of(cls, rows: Sequence[Tensor]) -> "Rows":
-        if isinstance(rows, Rows):
+    def of(cls, rows: Sequence[Tensor]) -> "SampleRows":
+        if isinstance(rows, SampleRows):
             return rows
         samples = torch.cat(list(rows)) if len(rows) else torch.zeros(0, dtype=torch.long)
         return cls(samples, torch.tensor([len(own) for own in rows], dtype=torch.long, device=samples.device))

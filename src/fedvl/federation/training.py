@@ -15,7 +15,7 @@ from fedvl.federation.fixed_point import rounding_error
 from fedvl.federation.optimisers import Optimiser
 from fedvl.federation.orders import Orders, draw_orders, draw_private_orders, rates_of_steps
 from fedvl.federation.privacy import RecordPrivacy, clipped_move
-from fedvl.federation.stacks import Column, Rows, Stack, columns_of, stacks_of
+from fedvl.federation.stacks import Column, SampleRows, Stack, columns_of, stacks_of
 from fedvl.federation.steps import GradientStep, gradient_step, prefix
 from fedvl.federation.threads import side_by_side, with_fitting_threads
 from fedvl.methods.base import Batch, Method, Samples
@@ -46,7 +46,7 @@ class ChunkTraining:
     ) -> None:
         self.method = method
         self.data = data
-        self.rows = Rows.of(rows)
+        self.rows = SampleRows.of(rows)
         self.training = training
         self.federation = federation
         self.seed = seed

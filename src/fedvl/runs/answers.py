@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedvl.runs.preparation import Prepared
 
 ANSWERS = "test.csv"
-COLUMNS = ("file", "truth", "prediction", "share", "entropy", "sha256")
+ANSWER_COLUMNS = ("file", "truth", "prediction", "share", "entropy", "sha256")
 MAX_ANSWERS = 2**30  # bytes
 
 
@@ -47,7 +47,7 @@ def write_answers(folder: RunFolder, prepared: "Prepared", judged: "Judged") -> 
     rows.sort(key=lambda row: -row.entropy if math.isfinite(row.entropy) else 0.0)
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(COLUMNS)
+    writer.writerow(ANSWER_COLUMNS)
     for *words, share, entropy, sha256 in rows:
         figures = (f"{x:.4f}" if math.isfinite(x) else "" for x in (share, entropy))
         writer.writerow([*map(csv_cell, words), *figures, sha256])
@@ -60,8 +60,8 @@ def read_answers(folder: RunFolder) -> list[AnswerRow]:
     try:
         lines = read_file(path, MAX_ANSWERS).decode().splitlines()
         head, *rows = csv.reader(lines)
-        if tuple(head) != COLUMNS:
-            raise ValueError(f"its columns are not {', '.join(COLUMNS)}")
+        if tuple(head) != ANSWER_COLUMNS:
+            raise ValueError(f"its columns are not {', '.join(ANSWER_COLUMNS)}")
         return [
             AnswerRow(file, truth, prediction, float(share or "nan"), float(entropy or "nan"), sha256)
             for file, truth, prediction, share, entropy, sha256 in rows

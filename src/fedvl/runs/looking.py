@@ -19,8 +19,8 @@ def look(on_round: OnRound, record: Record, shared: Tensors, private: Mapping[in
         with undisturbed():
             on_round(
                 record.model_copy(deep=True),
-                copies(shared),
-                {client: copies(tensors) for client, tensors in private.items() if tensors},
+                cpu_copies(shared),
+                {client: cpu_copies(tensors) for client, tensors in private.items() if tensors},
             )
     except Exception as error:  # whatever the user's code does wrong
         name = getattr(on_round, "__name__", type(on_round).__name__)
@@ -31,7 +31,7 @@ def look(on_round: OnRound, record: Record, shared: Tensors, private: Mapping[in
         ) from error
 
 
-def copies(tensors: Tensors) -> Tensors:
+def cpu_copies(tensors: Tensors) -> Tensors:
     """Return copies in the memory of the processor, without gradients."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 

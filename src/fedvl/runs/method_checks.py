@@ -101,7 +101,7 @@ class Trial:
         return make_federation(prepared, local_engine(prepared), journal)
 
     def run(self, **settings: Any) -> Federation:
-        return run(self.federation(**settings))
+        return finished_federation(self.federation(**settings))
 
     def begun(self) -> Federation:
         """Return the run at its end, with all tensors that there are; at its start if it fails."""
@@ -116,7 +116,7 @@ class Trial:
         return self.finished
 
 
-def examine(name: str, opener: Opener = OPEN_ANEW) -> MethodChecks:
+def examine_method(name: str, opener: Opener = OPEN_ANEW) -> MethodChecks:
     """Check a method of the package or of the user's file."""
     experiment = resolve_experiment({"method": {"name": name}, **SMALL})
     with on_threads(experiment.federation.threads):
@@ -150,7 +150,7 @@ def runs(trial: Trial) -> str:
     federation = trial.federation(method)
     if not federation.trains:
         raise NotApplicableError(TRAINS_NOTHING)
-    trial.finished = run(federation)
+    trial.finished = finished_federation(federation)
     refused = [refusal for record in federation.records for refusal in record.refused]
     if refused:
         raise FedVLError(f"An update of client {refused[0].client} is refused: {refused[0].reason}.")
@@ -160,7 +160,7 @@ def runs(trial: Trial) -> str:
 def roles_are_consistent(trial: Trial) -> str:
     """Roles name tensors that exist, and say of them what training does with them."""
     federation = trial.begun()
-    method, engine = federation.method, engine_of(federation)
+    method, engine = federation.method, local_engine_of(federation)
     check_names(trial.name, method, engine.data)
     client = engine.rows.counts.index(max(engine.rows.counts))
     handed = method.hand_out(federation.shared, federation.last, client)
@@ -206,7 +206,7 @@ def training_against_roles(method: Method, trained: Sequence[str], tensors: Tens
 def values_are_finite(trial: Trial) -> str:
     """No hook returns NaN or infinity, for any client."""
     federation = trial.begun()
-    method, engine, seen = federation.method, engine_of(federation), 0
+    method, engine, seen = federation.method, local_engine_of(federation), 0
     check_finite("start", method.start(torch_generator(0, "start")))
     for client, samples in each_client(engine):
         handed = method.hand_out(federation.shared, federation.last, client)
@@ -231,7 +231,7 @@ def values_are_finite(trial: Trial) -> str:
 def hooks_are_pure(trial: Trial) -> str:
     """The same input gives the same output, and no hook modifies its input."""
     federation = trial.begun()
-    method, engine, faults = federation.method, engine_of(federation), list(trial.faults)
+    method, engine, faults = federation.method, local_engine_of(federation), list(trial.faults)
     predict, objective = (called_twice(name, getattr(method, name), faults) for name in ("predict", "objective"))
     client, samples = next(each_client(engine))
     handed = method.hand_out(federation.shared, federation.last, client)
@@ -264,10 +264,10 @@ def resumed_equals_uninterrupted(trial: Trial) -> str:
     with TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal")
         with suppress(Interrupted):
-            run(trial.federation(journal=journal), after_round=interrupt)
+            finished_federation(trial.federation(journal=journal), after_round=interrupt)
         again = trial.federation(journal=journal)
         again.restore()
-        found = state_of(run(again))
+        found = state_of(finished_federation(again))
     different = [name for name in expected if name not in found or not same(expected[name], found[name])]
     if different or found.keys() != expected.keys():
         names = different or sorted(found.keys() ^ expected.keys())
@@ -301,7 +301,7 @@ def statistics_are_sums(trial: Trial) -> str:
     method = trial.method()
     if not method.role.statistics:
         raise NotApplicableError("The method declares no statistics.")
-    engine, shared = engine_of(trial.plain), trial.federation().shared
+    engine, shared = local_engine_of(trial.plain), trial.federation().shared
     rows = torch.cat(list(engine.rows))
     whole, first, second = (
         statistics_over(method, engine.data, part, shared) for part in (rows, *rows.tensor_split([len(rows) // 3]))
@@ -342,12 +342,14 @@ def interrupt(record: object) -> None:
     raise Interrupted
 
 
-def run(federation: Federation, after_round: Callable[[Record], None] = lambda record: None) -> Federation:
+def finished_federation(
+    federation: Federation, after_round: Callable[[Record], None] = lambda record: None
+) -> Federation:
     federation.run(after_round=after_round)
     return federation
 
 
-def engine_of(federation: Federation) -> LocalEngine:
+def local_engine_of(federation: Federation) -> LocalEngine:
     assert isinstance(federation.engine, LocalEngine)
     return federation.engine
 
@@ -361,7 +363,7 @@ def first_step(federation: Federation, client: int) -> tuple[Tensors, Batch] | N
     if not federation.trains or federation.method.role.statistics:
         return None
     handed = federation.method.hand_out(federation.shared, federation.last, client)
-    return engine_of(federation).first_step(client, handed)
+    return local_engine_of(federation).first_step(client, handed)
 
 
 def state_of(federation: Federation) -> Tensors:

@@ -67,8 +67,8 @@ from fedvl.tensors import IntArray, pick_device
 
 SPLITS = ("train", "test")
 FEW = 10  # test images of a class, of which its recall says little
-NAMED = 5  # classes
-EMBEDDED_SETS = ("emoji-mini", "cifar10-mini")  # public images, where they are not the clients' own
+LISTED = 5  # classes or images, by name
+PUBLIC_SETS = ("emoji-mini", "cifar10-mini")  # public images, where they are not the clients' own
 
 
 @dataclass(frozen=True)
@@ -249,9 +249,9 @@ def dim_note(dataset: Dataset) -> list[str]:
     ]
     if not found:
         return []
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
     return [
-        f"Read as nearly black, since their values use a small part of 16 bits: {', '.join(found[:NAMED])}{more}; scale them to "
+        f"Read as nearly black, since their values use a small part of 16 bits: {', '.join(found[:LISTED])}{more}; scale them to "
         "the whole range."
     ]
 
@@ -271,8 +271,8 @@ def few_tested_note(dataset: Dataset, encoded: "Encoded") -> list[str]:
         ),
     ):
         names = [dataset.class_names[c] for c in chosen]
-        more = f" and {len(names) - NAMED} more classes" if len(names) > NAMED else ""
-        lines += [f"{said}: {', '.join(names[:NAMED])}{more}."] if names else []
+        more = f" and {len(names) - LISTED} more classes" if len(names) > LISTED else ""
+        lines += [f"{said}: {', '.join(names[:LISTED])}{more}."] if names else []
     return lines
 
 
@@ -326,7 +326,7 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
         domains,
         origins,
         None if groups is None else np.array(groups),
-        images_of(sources.dataset, encoded) if "train" in encoded.read else None,
+        training_images_of(sources.dataset, encoded) if "train" in encoded.read else None,
     )
     if "train" not in encoded.read:
         return only_test(known, experiment.data.clients)
@@ -339,7 +339,7 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
     return with_client_shots(found, known.train, experiment.data.client_shots, experiment.seed)
 
 
-def images_of(dataset: Dataset, encoded: Encoded) -> TrainingImages:
+def training_images_of(dataset: Dataset, encoded: Encoded) -> TrainingImages:
     split = dataset.splits["train"]
     return TrainingImages(encoded.read["train"].kept, split.describe)
 
@@ -446,7 +446,7 @@ def noise_on_statistics(
 def public_features(sources: Sources, experiment: Experiment, display: Display, opener: Opener) -> Tensor:
     """Return the features of the server's public images, by way of the feature cache."""
     own = experiment.data.dataset.split("+")
-    name = experiment.privacy.public or next(name for name in EMBEDDED_SETS if name not in own)
+    name = experiment.privacy.public or next(name for name in PUBLIC_SETS if name not in own)
     if isinstance(sources.encoder, ImportedEncoder):
         raise FedVLError(
             f"The vectors of '{sources.encoder.name}' are imported, and public images cannot be encoded; use a larger "

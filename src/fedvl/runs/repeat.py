@@ -23,8 +23,8 @@ from fedvl.runs.folder import RunFolder
 
 Verdict = Literal["same bits", "within rounding", "different"]
 
-ROUNDING = 0.005  # share by which figures of another machine may differ
-MAX_NAMED = 3  # differences of one file
+MACHINE_ROUNDING = 0.005  # share by which figures of another machine may differ
+MAX_DIFFERENCES = 3  # differences of one file
 
 WHERE = ("fedvl_version", "torch_version", "machine", "device", "precision")
 # What is of one execution, and not of the experiment.
@@ -90,8 +90,8 @@ def repeat(
         for name, there, here in ((name, getattr(claimed, name), getattr(again.result, name)) for name in WHERE)
         if there != here
     ]
-    found = [*changed_files(folder), *between(folder, again)]
-    far = any(each.share > ROUNDING for each in found)
+    found = [*changed_files(folder), *run_differences(folder, again)]
+    far = any(each.share > MACHINE_ROUNDING for each in found)
     verdict: Verdict = "same bits" if not found else "within rounding" if elsewhere and not far else "different"
     return Repeated(run=folder.path.name, verdict=verdict, differences=found, elsewhere=elsewhere)
 
@@ -104,23 +104,25 @@ def changed_files(folder: RunFolder) -> Iterator[Difference]:
             yield Difference(file=name, figure="SHA-256", claimed=sha256, repeated=found, share=math.inf)
 
 
-def between(folder: RunFolder, again: RunFolder) -> Iterator[Difference]:
+def run_differences(folder: RunFolder, again: RunFolder) -> Iterator[Difference]:
     """Yield the differences of two executions of a run, file by file."""
-    claimed, repeated = plain(folder.result, folder), plain(again.result, again)
+    claimed, repeated = result_values(folder.result, folder), result_values(again.result, again)
     for key in dict.fromkeys([*claimed, *repeated]):
         theirs, ours = claimed.get(key), repeated.get(key)
-        if key not in OF_EXECUTION and not same(theirs, ours):
-            share = 0.0 if key in HASHES and theirs and ours else apart(theirs, ours)
-            yield difference("result.json", key, theirs, ours, share)
+        if key not in OF_EXECUTION and not equal_contents(theirs, ours):
+            share = 0.0 if key in HASHES and theirs and ours else relative_gap(theirs, ours)
+            yield stated_difference("result.json", key, theirs, ours, share)
     theirs, ours = ([record.to_dict() for record in run.rounds] for run in (folder, again))
-    yield from compared("metrics.jsonl", theirs, ours)
+    yield from content_differences("metrics.jsonl", theirs, ours)
     if all(run.file(EVALUATION).is_file() for run in (folder, again)):
-        yield from compared(EVALUATION, read_json(folder.file(EVALUATION)), read_json(again.file(EVALUATION)))
+        yield from content_differences(
+            EVALUATION, read_json(folder.file(EVALUATION)), read_json(again.file(EVALUATION))
+        )
     if all(run.file(ANSWERS).is_file() for run in (folder, again)):
-        yield from compared_answers(*(answers_of(run.file(ANSWERS)) for run in (folder, again)))
+        yield from compared_answers(*(answers_by_image(run.file(ANSWERS)) for run in (folder, again)))
 
 
-def plain(result: Result, folder: RunFolder) -> dict[str, Any]:
+def result_values(result: Result, folder: RunFolder) -> dict[str, Any]:
     """Return a result without the place of its method's file, which is elsewhere in a copy."""
     found = result.to_dict()
     name = str(result.setting("method", "name"))
@@ -129,7 +131,7 @@ def plain(result: Result, folder: RunFolder) -> dict[str, Any]:
     return found
 
 
-def answers_of(path: Path) -> dict[str, list[str]]:
+def answers_by_image(path: Path) -> dict[str, list[str]]:
     """Return truth, prediction, share and entropy of each test image, by its name."""
     lines = csv.reader(read_file(path, MAX_JSON).decode(errors="replace").splitlines())
     return {row[0]: row[1:5] for row in lines if row}
@@ -142,45 +144,45 @@ def compared_answers(claimed: dict[str, list[str]], repeated: dict[str, list[str
         answers = [[found.get(name, [])[:2] for name in changed] for found in (claimed, repeated)]
         others = sum(theirs != ours for theirs, ours in zip(*answers, strict=True))
         theirs, ours = claimed.get(changed[0]), repeated.get(changed[0])
-        yield difference(ANSWERS, changed[0], theirs, ours, others / max(len(claimed), 1))
+        yield stated_difference(ANSWERS, changed[0], theirs, ours, others / max(len(claimed), 1))
 
 
-def compared(file: str, claimed: Any, repeated: Any, most: float = 0.0) -> list[Difference]:
+def content_differences(file: str, claimed: Any, repeated: Any, most: float = 0.0) -> list[Difference]:
     """Return the largest differences of two contents, of at least a share of their numbers."""
     found = [
-        difference(file, name, theirs, ours, apart(theirs, ours))
-        for name, theirs, ours in leaves(claimed, repeated)
-        if not same(theirs, ours) and apart(theirs, ours) >= most
+        stated_difference(file, name, theirs, ours, relative_gap(theirs, ours))
+        for name, theirs, ours in paired_values(claimed, repeated)
+        if not equal_contents(theirs, ours) and relative_gap(theirs, ours) >= most
     ]
-    return sorted(found, key=lambda each: -each.share)[:MAX_NAMED]
+    return sorted(found, key=lambda each: -each.share)[:MAX_DIFFERENCES]
 
 
-def leaves(claimed: Any, repeated: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def paired_values(claimed: Any, repeated: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield what is at each place of two contents; None where one of them has nothing."""
     if isinstance(claimed, Mapping) and isinstance(repeated, Mapping):
         for key in dict.fromkeys([*claimed, *repeated]):
             if key not in OF_EXECUTION:
-                yield from leaves(claimed.get(key), repeated.get(key), f"{name}.{key}".lstrip("."))
+                yield from paired_values(claimed.get(key), repeated.get(key), f"{name}.{key}".lstrip("."))
     elif isinstance(claimed, list) and isinstance(repeated, list) and len(claimed) == len(repeated):
         for number, (theirs, ours) in enumerate(zip(claimed, repeated, strict=True), 1):
-            yield from leaves(theirs, ours, f"{name} {number}".strip())
+            yield from paired_values(theirs, ours, f"{name} {number}".strip())
     else:
         yield name, claimed, repeated
 
 
-def difference(file: str, figure: str, claimed: Any, repeated: Any, share: float) -> Difference:
+def stated_difference(file: str, figure: str, claimed: Any, repeated: Any, share: float) -> Difference:
     theirs, ours = SHORTENED.repr(claimed), SHORTENED.repr(repeated)
     return Difference(file=file, figure=figure, claimed=theirs, repeated=ours, share=share)
 
 
-def same(claimed: Any, repeated: Any) -> bool:
+def equal_contents(claimed: Any, repeated: Any) -> bool:
     """Return whether two contents are the same; a number that is not one is the same as another."""
     return json.dumps(claimed) == json.dumps(repeated)
 
 
-def apart(claimed: Any, repeated: Any) -> float:
+def relative_gap(claimed: Any, repeated: Any) -> float:
     """Return how far apart two contents are, as a share of their numbers; infinite if not alike."""
-    (theirs, others), (ours, further) = parts_of(claimed), parts_of(repeated)
+    (theirs, others), (ours, further) = numbers_and_rest(claimed), numbers_and_rest(repeated)
     if others != further or len(theirs) != len(ours) or not all(map(math.isfinite, [*theirs, *ours])):
         return math.inf
     moved = math.fsum(abs(one - other) for one, other in zip(theirs, ours, strict=True))
@@ -188,14 +190,14 @@ def apart(claimed: Any, repeated: Any) -> float:
     return moved / whole if whole else 0.0
 
 
-def parts_of(content: Any) -> tuple[list[float], list[Any]]:
+def numbers_and_rest(content: Any) -> tuple[list[float], list[Any]]:
     """Return the numbers of a content, with those of letters of answers, and the rest."""
     if isinstance(content, Mapping):
         content = [part for key in sorted(content) for part in (key, content[key])]
     elif isinstance(content, str) and content and not content.strip("01-"):
         content = [int(letter) if letter != "-" else None for letter in content]
     if isinstance(content, list):
-        parts = [parts_of(part) for part in content]
+        parts = [numbers_and_rest(part) for part in content]
         return [number for numbers, _ in parts for number in numbers], [rest for _, rest in parts]
     if isinstance(content, int | float) and not isinstance(content, bool):
         return [float(content)], []

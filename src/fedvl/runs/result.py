@@ -154,7 +154,7 @@ def describe(
         selection_figures(records),
         mix_figures(prepared, final, zero_shot),
         missing_figures(judge, federation) if final else Figures(),
-        set_figures(judge, federation, final, zero_shot) if final else Figures(),
+        candidate_set_figures(judge, federation, final, zero_shot) if final else Figures(),
         backdoor_figures(prepared, judge, federation) if final else Figures(),
     )
 
@@ -424,7 +424,7 @@ def missing_figures(judge: Judge, federation: Federation) -> Figures:
     )
 
 
-def set_figures(judge: Judge, federation: Federation, final: Judged, zero_shot: Judged | None) -> Figures:
+def candidate_set_figures(judge: Judge, federation: Federation, final: Judged, zero_shot: Judged | None) -> Figures:
     """Return the candidate sets of the base-to-new protocol by name, and the figures of each."""
     if judge.for_new is None:
         return Figures()

@@ -91,13 +91,15 @@ def different_settings(one: Experiment, two: Experiment) -> str | None:
     return None
 
 
-def compare(run: RunFolder, other: RunFolder, client: int, party: str | None, display: Display) -> Withdrawal:
+def measure_withdrawal(
+    run: RunFolder, other: RunFolder, client: int, party: str | None, display: Display
+) -> Withdrawal:
     """Measure how a run differs from the one without a client, and write it into both folders."""
     with_it, without_it = (answers_of(each, display) for each in (run, other))
     measured = Withdrawal(
         client=client,
         party=party,
-        **difference(with_it, without_it),
+        **answer_difference(with_it, without_it),
         same_draws=run.federation is None and run.experiment.privacy.unit == "none",
         privacy=joint_budget(run, other),
     )
@@ -131,7 +133,7 @@ def answers_of(folder: RunFolder, display: Display) -> TestAnswers:
     return TestAnswers(folder, found.answers, prepared.test.samples.labels.cpu().numpy(), trained, start)
 
 
-def difference(one: TestAnswers, two: TestAnswers) -> dict[str, Any]:
+def answer_difference(one: TestAnswers, two: TestAnswers) -> dict[str, Any]:
     """Return accuracies, their paired difference, changed answers and the distance of tensors."""
     queried = (one.classes >= 0) & (two.classes >= 0)
     count = int(queried.sum())

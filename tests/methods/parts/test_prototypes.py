@@ -91,7 +91,7 @@ def test_one_class_is_always_certain():
 def test_only_admitted_images_join_and_the_old_session_stays():
     images = unit([1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0])
     before = prototypes.begin_session(TEXTS)
-    verdict = prototypes.Verdict(torch.tensor([1, 1, 0]), torch.zeros(3), torch.tensor([True, True, False]))
+    verdict = prototypes.PrototypeVerdict(torch.tensor([1, 1, 0]), torch.zeros(3), torch.tensor([True, True, False]))
     after = prototypes.admit_prototypes(before, images, verdict)
     assert after["counts"].tolist() == [0, 2, 0]
     assert after["sums"][1].tolist() == [1, 1, 0]

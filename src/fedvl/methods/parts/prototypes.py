@@ -19,7 +19,7 @@ from fedvl.tensors import Tensors
 Empty = Literal["levelled", "doubled", "all-or-nothing"]
 
 
-class Verdict(NamedTuple):
+class PrototypeVerdict(NamedTuple):
     """The prediction for each image of a batch."""
 
     labels: Tensor  # the likeliest class
@@ -68,13 +68,13 @@ def prototype_scores(images: Tensor, texts: Tensor, session: Tensors, empty: Emp
     return by_text + torch.where(has_examples, by_examples, substitute)
 
 
-def judge(logits: Tensor, uncertainty: float) -> Verdict:
+def judge(logits: Tensor, uncertainty: float) -> PrototypeVerdict:
     """Admit images of an entropy of at most ``uncertainty`` log(classes), the maximum (eq. 11)."""
     unsure = entropy(logits)
-    return Verdict(logits.argmax(-1), unsure, unsure <= uncertainty * math.log(logits.shape[-1]))
+    return PrototypeVerdict(logits.argmax(-1), unsure, unsure <= uncertainty * math.log(logits.shape[-1]))
 
 
-def admit_prototypes(session: Tensors, images: Tensor, verdict: Verdict) -> Tensors:
+def admit_prototypes(session: Tensors, images: Tensor, verdict: PrototypeVerdict) -> Tensors:
     """Add admitted unit images to their class's examples (eq. 11, its intersection as a union)."""
     labels, chosen = verdict.labels[verdict.admitted], images[verdict.admitted]
     return {
