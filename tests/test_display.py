@@ -232,7 +232,7 @@ def executed(cells, folder):
     return [cell.outputs for cell in notebook.cells], kinds
 
 
-def test_in_a_real_kernel_a_run_has_one_output_that_is_rewritten(tmp_path, monkeypatch):
+def test_in_a_real_kernel_a_run_has_one_display_that_is_rewritten(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
     small = '{"shots": 4, "clients": 3, "rounds": 3, "data.test_shots": 5, "data.minimum": 0}'
@@ -245,7 +245,8 @@ def test_in_a_real_kernel_a_run_has_one_output_that_is_rewritten(tmp_path, monke
     ]
     (run, quiet, refused, compared, table), kinds = executed(cells, tmp_path)
 
-    assert [output.output_type for output in run] == ["display_data"]
+    assert [output.output_type for output in run] == ["display_data", "stream"]
+    assert "Not better than zero-shot beyond chance" in run[1].text, "four images of a class are few"
     assert run[0].data.keys() == {"text/plain"}
     assert re.fullmatch(r"Rounds 3/3  +[\d.]+ %, zero-shot [\d.]+ %", run[0].data["text/plain"])
     assert kinds[0].count("display_data") == 1

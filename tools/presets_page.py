@@ -2,24 +2,24 @@
 
 python -m tools.presets_page
 
-It writes src/fedvl/methods/embedded.toml, and the table between two markers in docs/presets.md. benchmarks/presets.py measures.
+It writes src/fedvl/methods/embedded.toml, and the table between two markers in docs/presets.md. tools/presets.py measures.
 """
 
 import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.presets import LIKE, chosen_rate, preset_settings, rates_of, read_lines, tuned_methods
 from fedvl.comparisons.grid import layered
 from fedvl.comparisons.tuning import inline
 from fedvl.config import Settings
+from tools.presets import LIKE, chosen_rate, preset_settings, rates_of, read_lines, tuned_methods
 
 ROOT = Path(__file__).parents[1]
 LINES = ROOT / "docs" / "results" / "presets.jsonl"
 PRESETS = ROOT / "src" / "fedvl" / "methods" / "embedded.toml"
 PAGE = ROOT / "docs" / "presets.md"
 BEGIN, END = "<!-- presets -->\n", "<!-- end of presets -->"
-HEAD = "# Changes to the preset `paper` for the embedded model: written by tools/presets_page.py, chosen by benchmarks/presets.py\n"
+HEAD = "# Changes to the preset `paper` for the embedded model: written by tools/presets_page.py, chosen by tools/presets.py\n"
 
 
 def changes_of(lines: list[dict[str, Any]], name: str) -> Settings:

@@ -23,6 +23,6 @@ def test_the_page_fits_and_fetches_nothing(browser, tmp_path, width, dark):
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.requests[before:] == [page.as_uri()]
     shown = "[...document.querySelectorAll('svg')].filter(part => part.getBoundingClientRect().width > 100).length"
-    assert browser.evaluate(shown) == (2 if not dark else 1)
+    assert browser.evaluate(shown) == (3 if not dark else 2)
     assert browser.errors == []
     browser.screenshot(tmp_path / "page.png", whole=True)

@@ -199,7 +199,7 @@ def test_experiments_are_examined_with_extras_policy_and_approval(tmp_path, monk
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     kind, told = doctor.federation_folder(party)[-1]
     assert kind == "bad"
-    assert told.startswith("experiment private: Differential privacy (--privacy) needs dp_accounting; install it with")
+    assert told.startswith("experiment private: Differential privacy (--privacy) needs dp_accounting: pip install")
 
 
 def test_a_clock_before_the_certificate_is_named(clinic, monkeypatch):

@@ -112,7 +112,7 @@ def test_plain_images_are_not_compared():
 
 
 def test_groups_are_found_across_blocks(monkeypatch):
-    monkeypatch.setattr("fedvl.data.similar.BLOCK", 3)
+    monkeypatch.setattr("fedvl.data.similar.COPIES_AT_ONCE", 3)
     generator = np.random.default_rng(0)
     rows = generator.normal(0, 30, (10, 768)).astype(np.float32)
     rows[8] = rows[1]

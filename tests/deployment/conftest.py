@@ -16,7 +16,8 @@ def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     def make(hook: str) -> type[Method]:
         file = tmp_path / "linear.py"
         file.write_text(f"from fedvl.methods.linear import Linear\n\n\nclass Mine(Linear):\n    {hook}\n")
-        monkeypatch.setattr("fedvl.methods.mistakes.FOLDER", tmp_path)
+        (tmp_path / "embedded.toml").write_text("")  # no preset of its own
+        monkeypatch.setattr("fedvl.methods.FOLDER", tmp_path)
         return load_file(file).Mine
 
     return make

@@ -106,7 +106,7 @@ def test_no_sample_adds_more_than_the_declared_norm(name):
 
 
 def test_blocks_of_samples_add_up(monkeypatch):
-    monkeypatch.setattr("fedvl.federation.statistics.BLOCK", 7)
+    monkeypatch.setattr("fedvl.federation.statistics.SAMPLES_AT_ONCE", 7)
     method = small_method("ridge")
     samples = small_samples(method, COUNT)
     rows = torch.arange(COUNT)

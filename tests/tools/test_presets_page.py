@@ -1,7 +1,7 @@
 """The preset `embedded` is what its trials say, and none of its tests is below zero-shot beyond chance."""
 
-from benchmarks.presets import CHANGES, Case, cases_to_run, chosen_rate, read_lines, tuned_methods
 from fedvl.methods import method_names
+from tools.presets import CHANGES, Case, cases_to_run, chosen_rate, read_lines, tuned_methods
 from tools.presets_page import BEGIN, END, LINES, PAGE, PRESETS, better, presets_text, row_of, table, worse
 
 

@@ -64,7 +64,7 @@ def load_method(name: str) -> "type[Method]":
 def presets_of(name: str) -> dict[str, Settings]:
     """Return a method's presets; those of the package have `embedded` too, for the embedded model.
 
-    It is the preset `paper` with the changes in embedded.toml, which benchmarks/presets.py chose.
+    It is the preset `paper` with the changes in embedded.toml, which tools/presets.py chose.
     """
     presets = dict(load_method(name).presets)
     if name in method_names():

@@ -1,6 +1,6 @@
 """Choose the learning rates of the preset `embedded` on validation images, and test the preset.
 
-    python -m benchmarks.presets [--jobs 1] [--limit SECONDS] [--test SECONDS] FILE [METHOD ...]
+    python -m tools.presets [--jobs 1] [--limit SECONDS] [--test SECONDS] FILE [METHOD ...]
 
 Each method starts from its preset `paper`, with ten rounds and the changes in ``CHANGES``, which make it run on the embedded sets.
 It tries five learning rates, ten apart, with one seed and without a look at the test: a fifth of the training images of each client
