@@ -2,7 +2,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from helpers.published import limits_of, plain
+from helpers.declarations import limits_of, plain
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel

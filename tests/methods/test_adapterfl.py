@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import small_method, small_samples
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy, normalize
@@ -58,5 +58,5 @@ def test_bad_options_are_refused(wrong):
         AdapterOptions(**wrong)
 
 
-def test_it_declares_what_was_published():
-    assert_published("adapterfl")
+def test_it_declares_what_the_table_says():
+    assert_declared("adapterfl")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import encoder_of, small_method, small_samples, small_task
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy, normalize, one_hot
@@ -264,5 +264,5 @@ def test_one_step_a_round_does_not_depend_on_the_partition_and_several_do():
     assert not torch.allclose(found[5, "even"], found[5, "uneven"], rtol=1e-3, atol=1e-4)
 
 
-def test_it_declares_what_was_published():
-    assert_published("cachefl")
+def test_it_declares_what_the_table_says():
+    assert_declared("cachefl")

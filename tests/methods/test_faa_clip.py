@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import batch_of, run_quietly, small_federation, small_method, small_samples
 
 from fedvl.tensors import Tensors
@@ -62,5 +62,5 @@ def test_the_discriminator_stays_with_its_client() -> None:
     assert any(name.startswith("domain") for name in federation.engine.private_of(0))
 
 
-def test_it_declares_what_was_published():
-    assert_published("faa-clip")
+def test_it_declares_what_the_table_says():
+    assert_declared("faa-clip")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import batch_of, drawn, small_method, small_samples, small_task
 
 from fedvl.errors import FedVLError
@@ -202,5 +202,5 @@ def test_it_asks_for_the_sites_images_when_it_trains_and_not_to_answer() -> None
     assert "8 unlabelled images" in small_method("facmic").notes()[0]
 
 
-def test_it_declares_what_was_published():
-    assert_published("facmic")
+def test_it_declares_what_the_table_says():
+    assert_declared("facmic")

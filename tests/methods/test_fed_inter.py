@@ -1,6 +1,6 @@
 """fed-inter: Fed-PRIME with the pool between clients alone."""
 
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import small_method
 
 from fedvl.seeding import torch_generator
@@ -12,5 +12,5 @@ def test_it_has_one_pool():
     assert {key for key in tensors if key.startswith("projection")} == {"projection.inter"}
 
 
-def test_it_declares_what_was_published():
-    assert_published("fed-inter")
+def test_it_declares_what_the_table_says():
+    assert_declared("fed-inter")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.runs import run_experiment
 from helpers.small import RAGGED, encoder_of, run_quietly, small_federation, small_method, small_samples, small_task
 from torch.nn.functional import normalize
@@ -517,5 +517,5 @@ def test_neither_form_hides_the_names_of_a_client_of_two_classes(real):
     assert found["mean"] > 0.8 * total  # a mean of more classes tells less of each, see docstring of the method
 
 
-def test_it_declares_what_was_published():
-    assert_published("fed-mp")
+def test_it_declares_what_the_table_says():
+    assert_declared("fed-mp")

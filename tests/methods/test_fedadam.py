@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import small_method, stepped
 
 OPTIONS = {"server_rate": 0.5, "server_betas": (0.8, 0.75), "tau": 0.1}
@@ -25,5 +25,5 @@ def test_what_has_not_moved_stays():
     assert (state["weight"] == small_method("fedadam").start(None)["weight"]).all()
 
 
-def test_it_declares_what_was_published():
-    assert_published("fedadam")
+def test_it_declares_what_the_table_says():
+    assert_declared("fedadam")

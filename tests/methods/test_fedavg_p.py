@@ -1,7 +1,7 @@
 """fedavg-p: prompts of each kind of sample, and how they begin."""
 
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import run_quietly, small_federation, small_method, small_samples
 
 KINDS = ("complete", "text-only", "image-only")
@@ -55,5 +55,5 @@ def test_the_released_start_has_the_released_epsilon_and_the_models_own_stays():
         assert ours is theirs
 
 
-def test_it_declares_what_was_published():
-    assert_published("fedavg-p")
+def test_it_declares_what_the_table_says():
+    assert_declared("fedavg-p")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import run_quietly, small_federation, small_method, stepped
 
 
@@ -21,5 +21,5 @@ def test_without_momentum_and_at_rate_1_it_is_fedavg():
         torch.testing.assert_close(federation.shared[name], tensor, rtol=0, atol=1e-6)
 
 
-def test_it_declares_what_was_published():
-    assert_published("fedavgm")
+def test_it_declares_what_the_table_says():
+    assert_declared("fedavgm")

@@ -1,7 +1,7 @@
 """feddyn: its gradient, two rounds by hand, and h stays on the server."""
 
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import RAGGED, batch_of, run_quietly, small_federation, small_method, small_samples
 
 from fedvl.federation.local import LocalEngine
@@ -72,5 +72,5 @@ def test_h_is_in_no_message():
         assert record.bytes_down == 5 * count_bytes(plain)
 
 
-def test_it_declares_what_was_published():
-    assert_published("feddyn")
+def test_it_declares_what_the_table_says():
+    assert_declared("feddyn")

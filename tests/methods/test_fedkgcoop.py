@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.declarations import assert_declared
 from helpers.prompts import gradient
-from helpers.published import assert_published
 from helpers.runs import run
 from helpers.small import batch_of, small_method, small_samples
 
@@ -62,5 +62,5 @@ def test_the_pull_keeps_texts_near_on_real_images():
     assert trained(8.0) < 0.8 * trained(0.0)
 
 
-def test_it_declares_what_was_published():
-    assert_published("fedkgcoop")
+def test_it_declares_what_the_table_says():
+    assert_declared("fedkgcoop")

@@ -1,7 +1,7 @@
 """fedprox: the pull towards what was received."""
 
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import batch_of, small_method, small_samples
 
 
@@ -16,5 +16,5 @@ def test_fedprox_adds_the_proximal_term_and_its_gradient():
     torch.testing.assert_close(gradients[0] - gradients[1], torch.full((4,), -0.4), rtol=1e-4, atol=1e-5)
 
 
-def test_it_declares_what_was_published():
-    assert_published("fedprox")
+def test_it_declares_what_the_table_says():
+    assert_declared("fedprox")

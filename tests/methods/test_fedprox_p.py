@@ -1,7 +1,7 @@
 """fedprox-p: the pull on every tensor."""
 
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import small_batch, small_method
 
 
@@ -18,5 +18,5 @@ def test_the_pull_adds_mu_times_the_way_from_what_was_received_to_every_gradient
         )
 
 
-def test_it_declares_what_was_published():
-    assert_published("fedprox-p")
+def test_it_declares_what_the_table_says():
+    assert_declared("fedprox-p")

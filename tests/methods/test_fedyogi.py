@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import small_method, stepped
 
 
@@ -18,5 +18,5 @@ def test_two_steps_of_the_server_by_hand():
     assert float(state["v.bias"][0]) == pytest.approx(v[1])
 
 
-def test_it_declares_what_was_published():
-    assert_published("fedyogi")
+def test_it_declares_what_the_table_says():
+    assert_declared("fedyogi")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.real import accuracy
 from helpers.small import run_quietly, small_federation, small_method, small_samples, small_task
 
@@ -234,5 +234,5 @@ def test_counts_that_lag_behind_the_head_make_it_overshoot_where_clients_are_ali
     assert renewed > lagging + 2
 
 
-def test_it_declares_what_was_published():
-    assert_published("fst-cbdg")
+def test_it_declares_what_the_table_says():
+    assert_declared("fst-cbdg")

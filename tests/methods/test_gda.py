@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.real import accuracy
 from helpers.small import labelled_rows, small_method, small_samples
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -138,5 +138,5 @@ def test_its_note_says_what_is_released_with_noise():
     assert "Released with noise: G and H, and the class sizes" in method.notes()[0]
 
 
-def test_it_declares_what_was_published():
-    assert_published("gda")
+def test_it_declares_what_the_table_says():
+    assert_declared("gda")

@@ -1,7 +1,7 @@
 """linear: its start and its loss."""
 
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import batch_of, small_method, small_samples
 
 from fedvl.methods.base import Batch
@@ -47,5 +47,5 @@ def test_the_closed_form_is_the_gradient_of_the_objective_for_each_client():
             torch.testing.assert_close(gradients[name][client], own[name].grad)
 
 
-def test_it_declares_what_was_published():
-    assert_published("linear")
+def test_it_declares_what_the_table_says():
+    assert_declared("linear")

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from helpers.declarations import assert_declared
 from helpers.prompts import settings
-from helpers.published import assert_published
 from helpers.real import accuracy
 from helpers.small import RAGGED, batch_of, run_quietly, small_federation, small_method, small_samples
 from torch.nn.functional import cross_entropy, normalize
@@ -98,5 +98,5 @@ def test_a_context_that_begins_as_words_serves_classes_that_nobody_trained_on():
     assert begun_as_words > max(drawn + 10, zero_shot - 5)
 
 
-def test_it_declares_what_was_published():
-    assert_published("promptfl")
+def test_it_declares_what_the_table_says():
+    assert_declared("promptfl")

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from helpers.declarations import assert_declared
 from helpers.prompts import gradient
-from helpers.published import assert_published
 from helpers.small import batch_of, small_federation, small_method, small_samples
 
 from fedvl.errors import FedVLError
@@ -41,5 +41,5 @@ def test_promptprox_stays_nearer_to_what_it_received_and_without_mu_is_promptfl(
     assert distance("promptprox", mu=0.0) == distance("promptfl")
 
 
-def test_it_declares_what_was_published():
-    assert_published("promptprox")
+def test_it_declares_what_the_table_says():
+    assert_declared("promptprox")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.real import accuracy
 from helpers.runs import run
 from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples
@@ -115,5 +115,5 @@ def test_where_clients_differ_their_own_solutions_are_better():
     assert finished.accuracy > shared.figures["accuracy"] + 10
 
 
-def test_it_declares_what_was_published():
-    assert_published("ridge")
+def test_it_declares_what_the_table_says():
+    assert_declared("ridge")

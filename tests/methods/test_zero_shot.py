@@ -1,7 +1,7 @@
 """zero-shot: the nearest text."""
 
 import torch
-from helpers.published import assert_published
+from helpers.declarations import assert_declared
 from helpers.small import small_method
 
 
@@ -13,5 +13,5 @@ def test_zero_shot_picks_the_nearest_text():
     torch.testing.assert_close(scores.diagonal(), 10 * torch.ones(4))  # the logit scale
 
 
-def test_it_declares_what_was_published():
-    assert_published("zero-shot")
+def test_it_declares_what_the_table_says():
+    assert_declared("zero-shot")

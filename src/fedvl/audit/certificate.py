@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedvl.audit import perform
 from fedvl.audit.canaries import EPSILON_FINDING
-from fedvl.audit.finding import SERVER, SHOWN, Attacked, Audit, written_value
+from fedvl.audit.finding import SERVER, SHOWN, Attacked, Audit, Finding, written_value
 from fedvl.audit.imitation import METHOD_FAILS
 from fedvl.audit.perform import unexamined
 from fedvl.audit.show import finding_figure, interval, setting, shape_of
@@ -142,19 +142,7 @@ def certify(
             )
             for row in found.leaves
         ],
-        attacks=[
-            Attack(
-                name=each.name,
-                view=each.view,
-                value=finding_figure(each),
-                interval=interval(each),
-                chance=written_value(each.chance, each.unit),
-                verdict=each.verdict,
-                conclusion=each.conclusion,
-                accepted=limits.get(each.name),
-            )
-            for each in found.findings
-        ],
+        attacks=[attack_of(each, each.view, limits) for each in found.findings],
         not_made=[NotMade(name=each.name, view=each.view, reason=each.sentence) for each in found.unmeasured],
         remedies=found.remedies,
         budget=found.budget or "",
@@ -162,6 +150,20 @@ def certify(
         not_claimed=found.not_claimed,
         sha256={**hashes, **result.files_sha256},
         command=command,
+    )
+
+
+def attack_of(found: Finding, view: str, limits: Limits) -> Attack:
+    """Return an attack as a certificate states it."""
+    return Attack(
+        name=found.name,
+        view=view,
+        value=finding_figure(found),
+        interval=interval(found),
+        chance=written_value(found.chance, found.unit),
+        verdict=found.verdict,
+        conclusion=found.conclusion,
+        accepted=limits.get(found.name),
     )
 
 

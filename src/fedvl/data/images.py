@@ -132,7 +132,7 @@ def is_dim(path: Path) -> bool:
             if not _has_wide_pixels(image):
                 return False
         return (decode_fully(path).highest or 0) < DIM
-    except Exception:  # whoever reads the image says what is wrong with it
+    except Exception:  # the image is read again later, which says what is wrong with it
         return False
 
 

@@ -29,7 +29,7 @@ from fedvl.runs.contents import Answer, Figures, PartyBytes
 from fedvl.runs.folder import PARTY, STATE, RunFolder
 
 LOG_FILE = "audit.jsonl"
-MAX_LOG_BYTES = 2**28  # some 600,000 lines; whoever floods a party fills no more of its disk
+MAX_LOG_BYTES = 2**28  # some 600,000 lines; a flood of messages fills no more of the disk
 FIRST = "0" * 64  # what the first line holds in place of a hash
 LINE = re.compile(rb'(\{.*), "hash": "([0-9a-f]{64})"\}')
 # kinds of entries that decide about later answers

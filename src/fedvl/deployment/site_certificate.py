@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedvl.audit.certificate import Attack, Certificate, Check, Leaving, Limits, NotMade, check_leaks
-from fedvl.audit.finding import Attacked, OwnAudit, written_value
+from fedvl.audit.certificate import Certificate, Check, Leaving, Limits, NotMade, attack_of, check_leaks
+from fedvl.audit.finding import Attacked, OwnAudit
 from fedvl.audit.imitation import METHOD_FAILS
 from fedvl.audit.messages import EXAMPLES, LOSS, REPORTED, WEIGHT
 from fedvl.audit.own_update import ALONE, NOT_TRIED, OWN_ATTACKS
-from fedvl.audit.show import finding_figure, interval
 from fedvl.audit.words import NOT_CLAIMED
 from fedvl.deployment.audit_log import LogEntry, message_entry, read_log
 from fedvl.deployment.client import Client
@@ -90,19 +89,7 @@ def certificate_of(run: SiteRun, found: OwnAudit, rows: list[Leaving], limits: L
         setting=f"the first message of this client in a run of {experiment.data.clients} clients on their own machines",
         checks=checks,
         leaving=rows,
-        attacks=[
-            Attack(
-                name=each.name,
-                view=f"{each.view}, {each.of}",
-                value=finding_figure(each),
-                interval=interval(each),
-                chance=written_value(each.chance, each.unit),
-                verdict=each.verdict,
-                conclusion=each.conclusion,
-                accepted=limits.get(each.name),
-            )
-            for each in found.findings
-        ],
+        attacks=[attack_of(each, f"{each.view}, {each.of}", limits) for each in found.findings],
         not_made=[
             NotMade(name=each.name, view=f"{each.view}, {each.of}" if each.of else each.view, reason=each.sentence)
             for each in found.unmeasured

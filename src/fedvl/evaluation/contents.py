@@ -46,7 +46,7 @@ class SureAnswers(Content):
     images: Count
     """Number of the other answers."""
     accuracy: Number | None
-    """The other answers that are right, in percent; null if there are none."""
+    """Accuracy of the other answers, in percent; null if there are none."""
 
 
 class SetFigure(Content):

@@ -1,4 +1,4 @@
-"""What a method declares, beside the table of what it is to declare: the settings of its paper or code."""
+"""What a method declares, beside a table that was written from the code once, so that no change goes unseen."""
 
 import inspect
 import tomllib
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from fedvl.methods import load_method
 from fedvl.methods.base import CHOICES, Method
 
-TABLE = Path(__file__).parents[1] / "methods" / "published.toml"
+TABLE = Path(__file__).parents[1] / "methods" / "declarations.toml"
 WORDS = ("ge", "gt", "le", "lt")
 DECLARED = ("inputs", *CHOICES, "uses_target", "through_encoder", "starts_from_head", "exchanges", "requires")
 
@@ -40,5 +40,5 @@ def plain(value: Any) -> Any:
     return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def assert_published(name: str) -> None:
+def assert_declared(name: str) -> None:
     assert declared(name) == tomllib.loads(TABLE.read_text(encoding="utf-8"))[name]
